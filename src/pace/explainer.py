@@ -1,0 +1,469 @@
+"""PACE, the estimator: learn concepts from observations, explain images with them."""
+
+from __future__ import annotations
+
+import warnings
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from torch import Tensor
+
+from pace.explanation import Array, Explanation
+from pace.model.gaussians import FAMILIES, Prior
+from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
+from pace.model.objective import Bound
+from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
+from pace.model.statistics import Statistics
+from pace.observations import Observations
+from pace.progress import progress
+
+_TRIAL_EPOCHS = 3  # epochs on the sample by which restarts are compared
+
+
+class Patches(NamedTuple):
+    """Patches of a set of images, nearest first; `patches` counts along the grid, row by row, without prefix tokens."""
+
+    images: Array
+    patches: Array
+    distances: Array
+
+
+class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Probabilistic concept explainer for vision transformers.
+
+    Parameters
+    ----------
+    n_concepts : int
+        K, the number of concepts.
+    covariance : {"full", "diag", "tied", "low_rank"}
+        Covariance of a concept: its own; diagonal; one for all concepts; diagonal plus `rank` directions.
+    updates : {"exact", "paper"}
+        Coordinate ascent on the bound, or the rules as printed in the paper (docs/model.md says where they differ).
+    alpha : float, array (K,), "learn" or None
+        Dirichlet prior of θ, in patches. None is 0.1 (and 0.1 / J with the paper's rules, whose images weigh one patch).
+    rank : int
+        Directions of a "low_rank" covariance.
+    covariance_prior : float or None
+        Weight, in patches, of the pooled covariance in every Σ_k. None is d for "full" and "tied", 10 otherwise.
+    init : "k-means++" or array (K, d)
+        Where the concepts start.
+    n_init : int
+        Starts that are tried for three epochs on a sample of images; the one with the best bound goes on.
+    max_iter, tol : int, float
+        Epochs at most, and the gain in the bound per patch below which to stop.
+    max_sweeps, sweep_tol : int, float
+        Sweeps over φ and γ of an image at most, and the relative change of γ below which to stop.
+    negatives : int
+        Images in a group; in L_s the others of its group are an image's negatives.
+    head_steps, head_rate : int, float
+        Adam's steps for H and β in an epoch, and their size.
+    learning_offset, learning_decay : float
+        `partial_fit` gives its t-th batch the weight (offset + t) ** -decay.
+    batch_size : int or None
+        Images worked on at once; changes memory and speed only. None chooses by the number of tokens.
+    seed : int
+        The same seed and input give bitwise the same result on a CPU.
+    device, dtype : str or None, str
+        None is the device of the embeddings if that is a GPU, else a GPU if there is one, else the CPU.
+    progress : bool or None
+        Show a progress bar; None shows it on a terminal when the work takes longer than a second.
+    """
+
+    def __init__(
+        self,
+        n_concepts: int = 100,
+        *,
+        covariance: str = "full",
+        updates: str = "exact",
+        alpha: Any = None,
+        rank: int = 16,
+        covariance_prior: float | None = None,
+        init: Any = "k-means++",
+        n_init: int = 4,
+        max_iter: int = 100,
+        tol: float = 1e-4,
+        max_sweeps: int = 100,
+        sweep_tol: float = 1e-4,
+        negatives: int = 64,
+        head_steps: int = 100,
+        head_rate: float = 0.05,
+        learning_offset: float = 10.0,
+        learning_decay: float = 0.7,
+        batch_size: int | None = None,
+        seed: int = 0,
+        device: Any = None,
+        dtype: Any = "float32",
+        progress: bool | None = None,
+    ):
+        self.n_concepts = n_concepts
+        self.covariance = covariance
+        self.updates = updates
+        self.alpha = alpha
+        self.rank = rank
+        self.covariance_prior = covariance_prior
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.max_sweeps = max_sweeps
+        self.sweep_tol = sweep_tol
+        self.negatives = negatives
+        self.head_steps = head_steps
+        self.head_rate = head_rate
+        self.learning_offset = learning_offset
+        self.learning_decay = learning_decay
+        self.batch_size = batch_size
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
+        self.progress = progress
+
+    _concepts: Concepts
+    _prior: Prior
+    _statistics: Statistics | None
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def fit(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> PACE:
+        """Learn the concepts. Ctrl-C stops after the last full epoch and leaves a usable model."""
+        settings = self._settings(observations)
+        _check_pair(observations, perturbed)
+        concepts, prior = self._start(observations, perturbed, settings)
+        views = 1 if perturbed is None else 2
+        memory = Memory(views, len(observations), self.n_concepts, observations.n_tokens, settings)
+        statistics = Statistics.zeros(concepts.gaussians.empty_sums(), observations.n_classes)
+        least_gain = self.tol * views * settings.image_weight(observations.n_tokens)
+        bounds: list[Bound] = []
+        converged = interrupted = False
+        with progress("learning concepts", self.max_iter, self.progress) as advance:
+            try:
+                while len(bounds) < self.max_iter and not converged:
+                    statistics = pass_over(observations, perturbed, concepts, settings, memory)
+                    bound = _bound(statistics, concepts, prior)
+                    concepts = update(concepts, statistics, prior, settings)
+                    bounds.append(bound)
+                    advance(1, f"bound {bound.total:.2f}")
+                    converged = len(bounds) > 1 and abs(bound.total - bounds[-2].total) < least_gain
+            except KeyboardInterrupt:
+                interrupted = True
+        # Only now does the model change, so that a fit that fails leaves the one before it.
+        self._concepts, self._prior, self._statistics = concepts, prior, statistics
+        self.lower_bounds_, self.n_iter_, self.n_steps_ = bounds, len(bounds), 0
+        self.converged_, self.interrupted_ = converged, interrupted
+        self._describe(observations, settings)
+        if interrupted:
+            warnings.warn(
+                f"interrupted after {self.n_iter_} epochs; the model is usable", ConvergenceWarning, stacklevel=2
+            )
+        elif not converged:
+            message = f"the bound still rises after {self.max_iter} epochs; raise max_iter or tol"
+            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+        return self
+
+    def partial_fit(
+        self, observations: Observations, y: object = None, *, perturbed: Observations | None = None
+    ) -> PACE:
+        """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
+        settings = self._settings(observations)
+        _check_pair(observations, perturbed)
+        first = not self.__sklearn_is_fitted__()
+        if first:
+            concepts, prior = self._start(observations, perturbed, settings)
+        else:
+            self._check_fits(observations)
+            if self._statistics is None:
+                raise ValueError("a model loaded after fit has no statistics to go on from; start with partial_fit")
+            concepts = self._concepts.to(settings.device, settings.dtype)
+            prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
+        fresh = pass_over(observations, perturbed, concepts, settings)
+        bound = _bound(fresh, concepts, prior)
+        steps = 1 if first else self.n_steps_ + 1
+        total = fresh
+        if not first:
+            assert self._statistics is not None
+            past = self._statistics.map(lambda t: t.to(settings.device))
+            rate = (self.learning_offset + steps) ** -self.learning_decay
+            # Averages over images, scaled as if every image so far had left them: the prior's share shrinks as images come.
+            seen = past.images + fresh.images
+            old, new = (1 - rate) * seen / past.images, rate * seen / fresh.images
+            total = past.map(lambda t: t * old) + fresh.map(lambda t: t * new)
+        self._concepts, self._prior = update(concepts, total, prior, settings, local=fresh), prior
+        self._statistics = total
+        self.lower_bounds_ = [bound] if first else [*self.lower_bounds_, bound]
+        self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
+        self.converged_, self.interrupted_ = False, False
+        self._describe(observations, settings)
+        return self
+
+    def _start(
+        self, observations: Observations, perturbed: Observations | None, settings: Settings
+    ) -> tuple[Concepts, Prior]:
+        """The best of several starts, by the bound after a few epochs on a sample of the images."""
+        rng = np.random.default_rng(self.seed)
+        sample = draw_sample(observations, self.n_concepts, settings, rng)
+        if isinstance(self.init, str):
+            clusters = [cluster(sample, self.n_concepts, int(rng.integers(2**31))) for _ in range(self.n_init)]
+        else:
+            means = torch.as_tensor(np.asarray(self.init)).to(settings.device, settings.dtype)
+            if means.shape != (self.n_concepts, observations.dim):
+                expected = (self.n_concepts, observations.dim)
+                raise ValueError(f"init: expected means of shape {expected}; found {tuple(means.shape)}")
+            clusters = [(means - sample.offset, 0.0)]
+        tightest = min(clusters, key=lambda found: found[1])[0]
+        prior = Prior(within_covariance(sample, tightest), self._prior_strength(observations, settings))
+        alpha = self._alpha(observations, settings)
+        starts = [
+            place(means, sample, prior, alpha, observations.n_classes, self.covariance, self.rank)
+            for means, _ in clusters
+        ]
+        if len(starts) == 1:
+            return starts[0], prior
+        return max(
+            starts, key=lambda start: self._trial(start, observations, perturbed, sample, prior, settings)
+        ), prior
+
+    def _trial(
+        self,
+        start: Concepts,
+        observations: Observations,
+        perturbed: Observations | None,
+        sample: Sample,
+        prior: Prior,
+        settings: Settings,
+    ) -> float:
+        some = observations[sample.images]  # type: ignore[index]
+        pair = None if perturbed is None else perturbed[sample.images]  # type: ignore[index]
+        for _ in range(_TRIAL_EPOCHS):
+            statistics = pass_over(some, pair, start, settings)
+            bound = _bound(statistics, start, prior).total
+            start = update(start, statistics, prior, settings)
+        return bound
+
+    # -- explaining ---------------------------------------------------------------------------------------------------
+
+    def explain(
+        self, observations: Observations, *, use_predictions: bool = False, patches: bool = True
+    ) -> Explanation:
+        """Concept mixtures θ, γ of images and, with `patches`, the concepts φ of every patch.
+
+        The transformer's prediction ŷ is withheld from inference unless `use_predictions`.
+        """
+        self._check_fits(observations)
+        if use_predictions and not (observations.n_classes and self.label_head_.shape[1]):
+            raise ValueError("use_predictions=True needs predictions, here and when the model was fitted")
+        settings = self._settings(observations)
+        gamma = np.empty((len(observations), len(self._concepts)), np.float64)
+        kind = np.float64 if settings.dtype == torch.float64 else np.float32
+        phi = np.empty((len(observations), observations.n_tokens, len(self._concepts)), kind) if patches else None
+        concepts = self._fitted().to(settings.device, settings.dtype)
+        with progress("explaining", len(observations), self.progress) as advance:
+            size = settings.images_per_batch(observations.n_tokens, 1, concepts.gaussians)
+            for images, batch in observations.batches(size, settings.device, settings.dtype):
+                posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions)
+                gamma[images] = posterior.gamma.cpu().numpy()
+                if phi is not None:
+                    phi[images] = posterior.phi.cpu().numpy()
+                advance(images.stop - images.start)
+        theta = gamma / gamma.sum(1, keepdims=True)
+        return Explanation(theta.astype(kind), gamma.astype(kind), phi, observations.grid, observations.prefix_tokens)
+
+    def transform(self, observations: Observations) -> Array:
+        """θ (M, K), ŷ withheld."""
+        return self.explain(observations, patches=False).theta
+
+    def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
+        """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
+        self._check_fits(observations)
+        _check_pair(observations, perturbed)
+        settings = self._settings(observations)
+        statistics = pass_over(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
+        return float(statistics.bound.sum() / statistics.images)
+
+    def nearest_patches(self, observations: Observations, concept: int, n: int = 5) -> Patches:
+        """The n patches whose embeddings lie closest to μ_k, as in the paper's figures. Prefix tokens are not patches."""
+        self._check_fits(observations)
+        if not 0 <= concept < len(self._concepts):
+            raise IndexError(f"concept {concept} of {len(self._concepts)}")
+        settings = self._settings(observations)
+        mean = torch.as_tensor(self.means_[concept]).to(settings.device, settings.dtype)
+        found: list[Tensor] = []
+        size = settings.images_per_batch(observations.n_tokens, 1, self._concepts.gaussians)
+        for images, batch in observations.batches(size, settings.device, settings.dtype):
+            distance = torch.linalg.vector_norm(batch.embeddings[:, observations.prefix_tokens :] - mean, dim=2)
+            flat = distance.flatten()
+            order = torch.argsort(flat, stable=True)[:n]
+            place = images.start * distance.shape[1] + order
+            found.append(torch.stack([flat[order].double(), place.double()]).cpu())
+        near, where = torch.cat(found, 1)
+        order = torch.argsort(near, stable=True)[:n]
+        images_found, patches = np.divmod(
+            where[order].numpy().astype(np.int64), observations.n_tokens - observations.prefix_tokens
+        )
+        return Patches(images_found, patches, near[order].numpy())
+
+    # -- what was learned ---------------------------------------------------------------------------------------------
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return getattr(self, "_concepts", None) is not None and hasattr(self, "concept_weights_")
+
+    @property
+    def means_(self) -> Array:
+        """μ_k (K, d)."""
+        concepts = self._fitted()
+        return _numpy(concepts.gaussians.means.double() + concepts.offset.double(), concepts.gaussians.means.dtype)
+
+    @property
+    def covariances_(self) -> Array:
+        """Σ_k (K, d, d); (d, d) when tied; the variances (K, d) when diagonal."""
+        gaussians = self._fitted().gaussians
+        return _numpy(gaussians.covariances(), gaussians.means.dtype)
+
+    @property
+    def label_head_(self) -> Array:
+        """H (K, N), columns η_n in [-1, 1]."""
+        return _numpy(self._fitted().label_head)
+
+    @property
+    def pair_weights_(self) -> Array:
+        """β (K,) in [0, 1]."""
+        return _numpy(self._fitted().pair_weights)
+
+    @property
+    def alpha_(self) -> Array:
+        """α (K,)."""
+        return _numpy(self._fitted().alpha)
+
+    @property
+    def empty_concepts_(self) -> Array:
+        """Concepts that hold less than one patch of all images; they keep their mean and the pooled covariance."""
+        self._fitted()
+        return np.flatnonzero(self.concept_weights_ < 1)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model to a safetensors file. The file appears whole or not at all."""
+        from pace.files import save_model
+
+        self._fitted()
+        save_model(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> PACE:
+        """Read a model that `save` wrote."""
+        from pace.files import load_model
+
+        return load_model(path)
+
+    # -- checks and conversions ---------------------------------------------------------------------------------------
+
+    def _fitted(self) -> Concepts:
+        if not self.__sklearn_is_fitted__():
+            raise NotFittedError("this PACE model is not fitted yet; call fit(observations) first")
+        return self._concepts
+
+    def _check_fits(self, observations: Observations) -> None:
+        concepts = self._fitted()
+        if not isinstance(observations, Observations):
+            raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
+        dim = concepts.gaussians.means.shape[1]
+        if observations.dim != dim:
+            raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
+        known = concepts.label_head.shape[1]
+        if known and observations.n_classes not in (0, known):
+            raise ValueError(f"predictions have {observations.n_classes} classes; the model was fitted with {known}")
+
+    def _settings(self, observations: Observations) -> Settings:
+        """Check the arguments, which the constructor only stored."""
+        if not isinstance(observations, Observations):
+            raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
+        least = {
+            "n_concepts": 1,
+            "n_init": 1,
+            "max_iter": 1,
+            "max_sweeps": 1,
+            "negatives": 2,
+            "rank": 1,
+            "head_steps": 0,
+        }
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < lowest:
+                raise ValueError(f"{name}: expected a whole number of at least {lowest}; found {value!r}")
+        if self.covariance not in FAMILIES:
+            raise ValueError(f"covariance: expected one of {', '.join(FAMILIES)}; found {self.covariance!r}")
+        if self.updates not in ("exact", "paper"):
+            raise ValueError(f"updates: expected 'exact' or 'paper'; found {self.updates!r}")
+        if isinstance(self.init, str) and self.init != "k-means++":
+            raise ValueError(f"init: expected 'k-means++' or an array of means; found {self.init!r}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1; found {self.batch_size}")
+        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: expected 'float32' or 'float64'; found {self.dtype!r}")
+        return Settings(
+            updates=self.updates,  # type: ignore[arg-type]
+            max_sweeps=self.max_sweeps,
+            sweep_tol=self.sweep_tol,
+            negatives=self.negatives,
+            batch_size=self.batch_size,
+            learn_alpha=isinstance(self.alpha, str),
+            head_steps=self.head_steps,
+            head_rate=self.head_rate,
+            device=self._device(observations),
+            dtype=dtype,
+        )
+
+    def _device(self, observations: Observations) -> torch.device:
+        if self.device is not None:
+            return torch.device(self.device)
+        given = observations.embeddings.device if isinstance(observations.embeddings, Tensor) else torch.device("cpu")
+        if given.type == "cpu" and torch.cuda.is_available():
+            return torch.device("cuda")
+        return given
+
+    def _alpha(self, observations: Observations, settings: Settings) -> Tensor:
+        weak = 0.1 * settings.image_weight(observations.n_tokens) / observations.n_tokens
+        if isinstance(self.alpha, str) and self.alpha != "learn":
+            raise ValueError(f"alpha: expected a number, an array, 'learn' or None; found {self.alpha!r}")
+        given = weak if self.alpha is None or isinstance(self.alpha, str) else self.alpha
+        alpha = torch.as_tensor(np.asarray(given, dtype=np.float64), device=settings.device)
+        if alpha.dim() > 1 or (alpha.dim() == 1 and len(alpha) != self.n_concepts) or not bool((alpha > 0).all()):
+            raise ValueError(f"alpha: expected one positive number or {self.n_concepts} of them; found {self.alpha!r}")
+        return alpha.expand(self.n_concepts).clone()
+
+    def _prior_strength(self, observations: Observations, settings: Settings) -> float:
+        strength = self.covariance_prior
+        if strength is None:
+            strength = observations.dim if self.covariance in ("full", "tied") else 10
+        if not strength >= 0:
+            raise ValueError(f"covariance_prior: expected at least 0; found {strength}")
+        # With the paper's weights an image counts as one patch, and the prior's patches shrink alike.
+        return float(strength) * settings.image_weight(observations.n_tokens) / observations.n_tokens
+
+    def _describe(self, observations: Observations, settings: Settings) -> None:
+        assert self._statistics is not None
+        scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
+        self.concept_weights_ = _numpy(self._statistics.moments["weight"]) * scale
+        self.n_features_in_ = observations.dim
+
+
+def _bound(statistics: Statistics, concepts: Concepts, prior: Prior) -> Bound:
+    embedding, faithful, stable = (statistics.bound / statistics.images).tolist()
+    return Bound(embedding + concepts.gaussians.log_prior(prior) / float(statistics.images), faithful, stable)
+
+
+def _check_pair(observations: Observations, perturbed: Observations | None) -> None:
+    if perturbed is None:
+        return
+    if not isinstance(perturbed, Observations):
+        raise TypeError(f"perturbed: expected pace.Observations; found {type(perturbed).__name__}")
+    ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
+    if ours != theirs:
+        raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")
+
+
+def _numpy(tensor: Tensor, dtype: torch.dtype | None = None) -> Array:
+    return tensor.detach().to("cpu", dtype).numpy().copy()

@@ -1,0 +1,94 @@
+"""What PACE says about images: concept mixtures with their uncertainty, and the concepts of every patch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """Image level θ, γ (M, K) and patch level φ (M, J, K) of M images; rows are distributions over the K concepts.
+
+    q(θ_m) is Dirichlet(γ_m) and θ_m its mean. `phi` is None when only the image level was asked for.
+    """
+
+    theta: Array
+    gamma: Array
+    phi: Array | None = None
+    grid: tuple[int, int] | None = None
+    prefix_tokens: int = 0
+
+    def __len__(self) -> int:
+        return len(self.theta)
+
+    @property
+    def n_concepts(self) -> int:
+        return int(self.theta.shape[1])
+
+    def interval(self, level: float = 0.9) -> tuple[Array, Array]:
+        """Lower and upper end (M, K) of the central credible interval of every θ_mk, from its Beta marginal."""
+        from scipy.stats import beta
+
+        if not 0 < level < 1:
+            raise ValueError(f"level: expected a probability between 0 and 1; found {level}")
+        gamma = self.gamma.astype(np.float64)
+        rest = gamma.sum(1, keepdims=True) - gamma
+        if self.n_concepts == 1:
+            return np.ones_like(gamma), np.ones_like(gamma)
+        tail = (1 - level) / 2
+        return beta.ppf(tail, gamma, rest), beta.ppf(1 - tail, gamma, rest)
+
+    def top_concepts(self, image: int, n: int = 3) -> Array:
+        """The n concepts with the largest share θ of an image, largest first."""
+        return np.argsort(-self.theta[self._index(image)], kind="stable")[:n]
+
+    def patch_map(self, image: int, concept: int) -> Array:
+        """φ of one concept over an image, laid out as the patches are (rows, columns)."""
+        phi, grid = self._patches()
+        if not 0 <= concept < self.n_concepts:
+            raise IndexError(f"concept {concept} of {self.n_concepts}")
+        tokens: Array = phi[self._index(image), self.prefix_tokens :, concept]
+        return tokens.reshape(grid)
+
+    def aggregate(self, factor: int = 2) -> Explanation:
+        """The same explanation with the φ of `factor` x `factor` neighbouring patches averaged; prefix tokens are left out.
+
+        Patches at the edge of a grid that `factor` does not divide are averaged over those there are.
+        """
+        phi, (rows, columns) = self._patches()
+        if factor < 1:
+            raise ValueError(f"factor: expected at least 1; found {factor}")
+        patches = phi[:, self.prefix_tokens :].reshape(len(self), rows, columns, self.n_concepts)
+        row_starts, column_starts = np.arange(0, rows, factor), np.arange(0, columns, factor)
+        sums = np.add.reduceat(np.add.reduceat(patches, row_starts, 1), column_starts, 2)
+        heights, widths = np.diff([*row_starts, rows]), np.diff([*column_starts, columns])
+        means = sums / np.outer(heights, widths)[None, :, :, None].astype(phi.dtype)
+        grid = (len(row_starts), len(column_starts))
+        return replace(self, phi=means.reshape(len(self), -1, self.n_concepts), grid=grid, prefix_tokens=0)
+
+    def __getitem__(self, images: slice | Array | list[int]) -> Explanation:
+        """The explanation of some of the images."""
+        phi = None if self.phi is None else self.phi[images]
+        return replace(self, theta=self.theta[images], gamma=self.gamma[images], phi=phi)
+
+    def __repr__(self) -> str:
+        level = "image level" if self.phi is None else "image and patch level"
+        return f"Explanation({len(self)} images, {self.n_concepts} concepts, {level})"
+
+    def _index(self, image: int) -> int:
+        if not -len(self) <= image < len(self):
+            raise IndexError(f"image {image} of {len(self)}")
+        return image
+
+    def _patches(self) -> tuple[Array, tuple[int, int]]:
+        if self.phi is None:
+            raise ValueError("this explanation has no patch level; call explain(observations, patches=True)")
+        if self.grid is None:
+            raise ValueError("the layout of the patches is unknown; pass grid=(rows, columns) to Observations")
+        return self.phi, self.grid

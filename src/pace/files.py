@@ -1,0 +1,114 @@
+"""PACE models on disk: safetensors with a JSON header, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pace import __version__
+from pace.explainer import PACE
+from pace.model.gaussians import FAMILIES, Prior
+from pace.model.learning import Concepts
+from pace.model.objective import Bound
+from pace.model.statistics import Statistics
+
+FORMAT = "pace-model-1"
+_CONCEPTS = ("offset", "alpha", "label_head", "pair_weights")
+
+
+def save_model(model: PACE, path: str | PathLike[str]) -> None:
+    concepts, prior = model._concepts, model._prior
+    tensors: dict[str, Tensor] = {f"gaussians.{name}": t for name, t in concepts.gaussians.tensors().items()}
+    tensors |= {name: getattr(concepts, name) for name in _CONCEPTS}
+    tensors["prior_covariance"] = prior.covariance
+    tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
+    tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
+    if model.n_steps_ and model._statistics is not None:  # partial_fit goes on from these
+        tensors |= {f"statistics.{name}": t for name, t in model._statistics.tensors().items()}
+    header = {
+        "format": FORMAT,
+        "version": __version__,
+        "parameters": {name: _plain(value) for name, value in model.get_params().items()},
+        "prior_strength": prior.strength,
+        "n_steps": model.n_steps_,
+        "converged": model.converged_,
+        "interrupted": model.interrupted_,
+    }
+    write_safely(path, {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"pace": json.dumps(header)})
+
+
+def load_model(path: str | PathLike[str]) -> PACE:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no model file at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error})") from None
+    try:
+        header = json.loads(metadata["pace"])
+        if header["format"] != FORMAT:
+            raise ValueError(f"{path} has format {header['format']}; this version reads {FORMAT}")
+        return _restore(header, tensors)
+    except (KeyError, json.JSONDecodeError, TypeError, AttributeError):
+        raise ValueError(f"{path} is not a PACE model; files that PACE.save wrote can be loaded") from None
+
+
+def _restore(header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
+    model = PACE(**header["parameters"])
+    gaussians = FAMILIES[model.covariance].from_tensors(_under("gaussians.", tensors))
+    model._concepts = Concepts(gaussians, **{name: tensors[name] for name in _CONCEPTS})
+    model._prior = Prior(tensors["prior_covariance"], header["prior_strength"])
+    statistics = _under("statistics.", tensors)
+    model._statistics = Statistics.from_tensors(statistics) if statistics else None
+    model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
+    model.concept_weights_ = tensors["concept_weights"].numpy()
+    model.n_iter_, model.n_steps_ = len(model.lower_bounds_), header["n_steps"]
+    model.converged_, model.interrupted_ = header["converged"], header["interrupted"]
+    model.n_features_in_ = gaussians.means.shape[1]
+    return model
+
+
+def write_safely(path: str | PathLike[str], tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write beside the target, flush to disk, then rename: a crash leaves the old file."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "rb") as file:
+            save_file(tensors, name, metadata)
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return value

@@ -1,0 +1,285 @@
+"""Dataset-level learning: a pass over images gives statistics, statistics give new concepts.
+
+Everything here raises L = L_e + L_f + L_s or leaves it: the sweeps (docs/model.md, from J = 6 tokens up), μ and Σ in closed
+form, α by a fixed point, and H and β by Adam on a quadratic that lies below the bound and touches it where they are now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pace.model.gaussians import Gaussians, Prior
+from pace.model.inference import Posterior, Updates, Weights, infer, uniform_start
+from pace.model.objective import (
+    expected_log_theta,
+    faithfulness,
+    faithfulness_gradients,
+    stability,
+    stability_gradients,
+)
+from pace.model.statistics import Statistics
+from pace.observations import Batch, Observations
+
+SMALLEST_ALPHA = 1e-3
+
+
+@dataclass(frozen=True)
+class Concepts:
+    """The dataset level: everything that is learned."""
+
+    gaussians: Gaussians  # μ_k - offset, Σ_k
+    offset: Tensor  # (d,) subtracted from every embedding, so that float32 keeps its digits
+    alpha: Tensor  # (K,) float64
+    label_head: Tensor  # H (K, N) float64
+    pair_weights: Tensor  # β (K,) float64
+
+    def __len__(self) -> int:
+        return len(self.alpha)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Concepts:
+        gaussians = {name: tensor.to(device, dtype) for name, tensor in self.gaussians.tensors().items()}
+        return Concepts(
+            type(self.gaussians).from_tensors(gaussians),
+            self.offset.to(device, dtype),
+            self.alpha.to(device),
+            self.label_head.to(device),
+            self.pair_weights.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to learn and infer; nothing here is learned."""
+
+    updates: Updates
+    max_sweeps: int
+    sweep_tol: float
+    negatives: int
+    batch_size: int | None
+    learn_alpha: bool
+    head_steps: int
+    head_rate: float
+    device: torch.device
+    dtype: torch.dtype
+
+    def image_weight(self, n_tokens: int) -> int:
+        """Σ_j w_mj: an image weighs as much as its tokens or, by the printed rules, as one."""
+        return n_tokens if self.updates == "exact" else 1
+
+    def images_per_batch(self, n_tokens: int, views: int, gaussians: Gaussians) -> int:
+        """As many tokens as keep a CPU's cache or a GPU busy, unless the user says otherwise."""
+        tokens = gaussians.tokens_at_once if self.device.type == "cpu" else 1 << 18
+        return self.batch_size or max(1, tokens // (n_tokens * views))
+
+
+class Memory:
+    """Where inference left every image, so that the next pass starts there and the bound cannot fall."""
+
+    def __init__(self, views: int, n_images: int, n_concepts: int, n_tokens: int, settings: Settings):
+        counts, phi_bar = uniform_start(views * n_images, n_concepts, n_tokens, settings.updates, settings.device)
+        self._state = torch.stack([counts, phi_bar]).to(settings.dtype).view(2, views, n_images, n_concepts)
+
+    def recall(self, images: slice) -> tuple[Tensor, Tensor]:
+        counts, phi_bar = self._state[:, :, images].flatten(1, 2).double()
+        return counts, phi_bar
+
+    def keep(self, images: slice, posterior: Posterior) -> None:
+        for place, value in zip(self._state, (posterior.counts, posterior.phi_bar), strict=True):
+            place[:, images] = value.view(len(place), -1, value.shape[1]).to(place.dtype)
+
+
+def pass_over(
+    observations: Observations,
+    perturbed: Observations | None,
+    concepts: Concepts,
+    settings: Settings,
+    memory: Memory | None = None,
+    report: Callable[[int], object] = lambda images: None,
+) -> Statistics:
+    """The E-step for all images: φ and γ of each, and the statistics they leave."""
+    views = 1 if perturbed is None else 2
+    total = Statistics.zeros(concepts.gaussians.empty_sums(), concepts.label_head.shape[1])
+    room = settings.images_per_batch(observations.n_tokens, views, concepts.gaussians)
+    for images, groups in _grouped_batches(len(observations), settings.negatives, room):
+        batches = [view.batch(images, settings.device, settings.dtype) for view in (observations, perturbed) if view]
+        start = memory.recall(images) if memory else None
+        posterior = _expect(batches, groups.to(settings.device), concepts, settings, start, total)
+        if memory:
+            memory.keep(images, posterior)
+        report(images.stop - images.start)
+    return total
+
+
+def explain_batch(batch: Batch, concepts: Concepts, settings: Settings, *, use_predictions: bool = False) -> Posterior:
+    """Image and patch level of new images, each on its own; ŷ is used only when asked for."""
+    predictions = batch.predictions.double() if use_predictions and batch.predictions is not None else None
+    log_likelihood, weights, _ = _evidence([batch], concepts, settings)
+
+    def pull(phi_bar: Tensor) -> Tensor:
+        assert predictions is not None
+        return faithfulness_gradients(phi_bar, predictions, concepts.label_head)[0]
+
+    return _infer(log_likelihood, weights, concepts, settings, None, None if predictions is None else pull)
+
+
+def update(
+    concepts: Concepts, statistics: Statistics, prior: Prior, settings: Settings, local: Statistics | None = None
+) -> Concepts:
+    """The M-step. `local` gives the heads' gradients when they should come from fewer images than the rest."""
+    heads = local or statistics
+    label_head, pair_weights = concepts.label_head, concepts.pair_weights
+    if label_head.shape[1] > 1:
+        label_head = _ascend(
+            label_head, heads.head_gradient, heads.head_curvature, (-1.0, 1.0), settings.head_steps, settings.head_rate
+        )
+    if heads.views > heads.images:
+        pair_weights = _ascend(
+            pair_weights[:, None], heads.pair_gradient[:, None], heads.pair_curvature,
+            (0.0, 1.0), settings.head_steps, settings.head_rate,
+        ).squeeze(1)  # fmt: skip
+    alpha = concepts.alpha
+    if settings.learn_alpha:
+        alpha = _fit_dirichlet(alpha, statistics.log_theta / statistics.views)
+    gaussians = concepts.gaussians.maximise(statistics.moments, prior)
+    return replace(concepts, gaussians=gaussians, alpha=alpha, label_head=label_head, pair_weights=pair_weights)
+
+
+def _grouped_batches(n_images: int, negatives: int, room: int) -> Iterator[tuple[slice, Tensor]]:
+    """Whole groups of mutual negatives, as many at once as fit. Which images share a group depends on `negatives` alone."""
+    n_groups = -(-n_images // negatives)
+    edges = [n_images * g // n_groups for g in range(n_groups + 1)]
+    first = 0
+    for last in range(1, n_groups + 1):
+        if last == n_groups or edges[last + 1] - edges[first] > room:
+            sizes = torch.tensor([edges[g + 1] - edges[g] for g in range(first, last)])
+            yield slice(edges[first], edges[last]), torch.arange(last - first).repeat_interleave(sizes)
+            first = last
+
+
+def _evidence(batches: list[Batch], concepts: Concepts, settings: Settings) -> tuple[Tensor, Weights, Tensor]:
+    """Log-likelihood of every token under every concept (B, J, K), the tokens' weights, and their features."""
+    embeddings = batches[0].embeddings if len(batches) == 1 else torch.cat([batch.embeddings for batch in batches])
+    weights = Weights.of(torch.cat([batch.attention for batch in batches]), settings.updates)
+    n_images, n_tokens, dim = embeddings.shape
+    x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset)
+    mahalanobis = concepts.gaussians.mahalanobis(x).view(n_images, n_tokens, len(concepts))
+    return weights.log_likelihood(mahalanobis, concepts.gaussians.log_det, dim), weights, x
+
+
+def _infer(
+    log_likelihood: Tensor,
+    weights: Weights,
+    concepts: Concepts,
+    settings: Settings,
+    start: tuple[Tensor, Tensor] | None,
+    pull: Callable[[Tensor], Tensor] | None,
+) -> Posterior:
+    n_images, n_tokens, n_concepts = log_likelihood.shape
+    return infer(
+        log_likelihood,
+        weights,
+        concepts.alpha,
+        start or uniform_start(n_images, n_concepts, n_tokens, settings.updates, log_likelihood.device),
+        log_det=concepts.gaussians.log_det,
+        dim=concepts.gaussians.means.shape[1],
+        pull=pull,
+        max_sweeps=settings.max_sweeps,
+        tol=settings.sweep_tol,
+    )
+
+
+def _expect(
+    batches: list[Batch],
+    groups: Tensor,
+    concepts: Concepts,
+    settings: Settings,
+    start: tuple[Tensor, Tensor] | None,
+    total: Statistics,
+) -> Posterior:
+    """Infer one batch (original views first, then perturbed ones) and add it to the statistics."""
+    images, paired = len(groups), len(batches) == 2
+    head, beta = concepts.label_head, concepts.pair_weights
+    predictions = None
+    if head.shape[1] > 0 and batches[0].predictions is not None:
+        predictions = batches[0].predictions.double()
+    own_term_only = settings.updates == "paper"
+
+    def pull(phi_bar: Tensor) -> Tensor:
+        """g_m = ∂(L_f + L_s)/∂φ̄_m for both views."""
+        gradient = torch.zeros_like(phi_bar)
+        if predictions is not None:
+            gradient[:images] += faithfulness_gradients(phi_bar[:images], predictions, head)[0]
+        if paired:
+            ours, theirs, _ = stability_gradients(
+                phi_bar[:images], phi_bar[images:], beta, groups, own_term_only=own_term_only
+            )
+            gradient[:images] += ours
+            gradient[images:] += theirs
+        return gradient
+
+    log_likelihood, weights, x = _evidence(batches, concepts, settings)
+    has_pull = paired or predictions is not None
+    posterior = _infer(log_likelihood, weights, concepts, settings, start, pull if has_pull else None)
+
+    total.images += images
+    total.views += len(posterior.gamma)
+    total.bound[0] += posterior.bound.sum()
+    total.log_theta += expected_log_theta(posterior.gamma).sum(0)
+    original = posterior.phi_bar[:images]
+    if predictions is not None:
+        total.bound[1] += faithfulness(original, predictions, head).sum()
+        total.head_gradient += faithfulness_gradients(original, predictions, head)[1]
+        # ∂²log Σ_n exp s_n ≤ max_n p_n, and inside the boxes no p_n exceeds e² / (e² + N - 1); nor is it ever above ½.
+        steepest = min(0.5, math.e**2 / (math.e**2 + head.shape[1] - 1))
+        total.head_curvature += steepest * original.T @ original
+    if paired:
+        other = posterior.phi_bar[images:]
+        total.bound[2] += stability(original, other, beta, groups).sum()
+        total.pair_gradient += stability_gradients(original, other, beta, groups, own_term_only=True)[2]
+        for group in range(int(groups[-1]) + 1):
+            outer = original[groups == group]
+            if len(outer) > 1:  # likewise: scores lie in [0, 1], so no share exceeds e / (e + F - 1)
+                steepest = math.e / (math.e + len(outer) - 2)
+                total.pair_curvature += steepest * (outer.T @ outer).square()
+    r = posterior.phi.mul_(weights.count[:, :, None])  # φ is not needed again
+    concepts.gaussians.accumulate(x, r.view(len(x), -1), total.moments)
+    return posterior
+
+
+def _ascend(
+    start: Tensor, gradient: Tensor, curvature: Tensor, box: tuple[float, float], steps: int, rate: float
+) -> Tensor:
+    """Adam, inside a box, on Q(x) = ⟨gradient, x - start⟩ - ½⟨x - start, curvature (x - start)⟩.
+
+    The bound never lies below Q and equals it at the start, so the best point that Adam passes cannot lower the bound.
+    """
+    point = start.clone().requires_grad_(True)
+    optimiser = torch.optim.Adam([point], lr=rate, maximize=True)
+    best, best_value = start, 0.0
+    for _ in range(steps):
+        move = point.detach() - start
+        slope = gradient - curvature @ move
+        value = float((move * (gradient + slope)).sum()) / 2
+        if value > best_value:
+            best, best_value = point.detach().clone(), value
+        point.grad = slope
+        optimiser.step()
+        point.data.clamp_(*box)
+    return best
+
+
+def _fit_dirichlet(alpha: Tensor, mean_log: Tensor, steps: int = 20) -> Tensor:
+    """Minka's fixed point Ψ(α_k) = Ψ(Σα) + mean E[log θ_k]: every step raises Σ_m E log Dirichlet(θ_m | α)."""
+    for _ in range(steps):
+        target = torch.digamma(alpha.sum()) + mean_log
+        # Inverse digamma: Minka's starting point, then Newton.
+        alpha = torch.where(target >= -2.22, target.exp() + 0.5, -1 / (target - torch.digamma(torch.ones_like(target))))
+        for _ in range(5):
+            alpha = alpha - (torch.digamma(alpha) - target) / torch.polygamma(1, alpha)
+        alpha = alpha.clamp_min(SMALLEST_ALPHA)
+    return alpha

@@ -1,0 +1,63 @@
+"""What a pass over some images leaves behind. Statistics add up: over batches, over processes, over restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from pace.model.gaussians import Sums
+
+
+@dataclass
+class Statistics:
+    """Sums over images, float64; all that learning needs to know of them."""
+
+    images: Tensor  # () number of images
+    views: Tensor  # () number of θ inferred: twice the images when perturbed views are there
+    bound: Tensor  # (3,) ΣL_e, ΣL_f, ΣL_s
+    log_theta: Tensor  # (K,) Σ E[log θ]
+    head_gradient: Tensor  # (K, N) ∂ΣL_f/∂H
+    head_curvature: Tensor  # (K, K) a bound on minus the second derivative, the same for every η_n
+    pair_gradient: Tensor  # (K,) ∂ΣL_s/∂β
+    pair_curvature: Tensor  # (K, K) likewise
+    moments: Sums  # weighted sums of the patches, as the covariance family needs them
+
+    @classmethod
+    def zeros(cls, moments: Sums, n_classes: int) -> Statistics:
+        k, device = len(moments["weight"]), moments["weight"].device
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(
+            images=zeros(),
+            views=zeros(),
+            bound=zeros(3),
+            log_theta=zeros(k),
+            head_gradient=zeros(k, n_classes),
+            head_curvature=zeros(k, k),
+            pair_gradient=zeros(k),
+            pair_curvature=zeros(k, k),
+            moments=moments,
+        )
+
+    def __add__(self, other: Statistics) -> Statistics:
+        mine, theirs = self.tensors(), other.tensors()
+        return self.from_tensors({name: mine[name] + theirs[name] for name in mine})
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
+        """The same statistics with every tensor changed: scaled, moved, reduced over processes."""
+        return self.from_tensors({name: change(tensor) for name, tensor in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Flat, for files and for communication."""
+        flat = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "moments"}
+        return flat | {f"moments.{name}": tensor for name, tensor in self.moments.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Statistics:
+        moments = {name.removeprefix("moments."): tensor for name, tensor in tensors.items() if "." in name}
+        return cls(moments=moments, **{name: tensor for name, tensor in tensors.items() if "." not in name})

@@ -1,0 +1,47 @@
+"""One progress bar for everything that may take longer than a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+_PATIENCE = 1.0  # seconds of silence
+
+
+class Advance(Protocol):
+    def __call__(self, steps: int = 1, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int | None, show: bool | None = None) -> Iterator[Advance]:
+    """`advance(steps, note)` for the body: a bar on standard error, after a second on a terminal, at once if `show` is True."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda steps=1, note="": None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(title, total=total, note="")
+    begin = time.monotonic()
+
+    def advance(steps: int = 1, note: str = "") -> None:
+        bar.update(task, advance=steps, note=note)
+        if not bar.live.is_started and (show or time.monotonic() - begin > _PATIENCE):
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,0 +1,66 @@
+import torch
+from torch.distributions import Dirichlet, kl_divergence
+
+from pace.model.objective import (
+    dirichlet_kl,
+    expected_log_theta,
+    faithfulness,
+    faithfulness_gradients,
+    stability,
+    stability_gradients,
+)
+
+torch.manual_seed(0)
+B, K, N = 7, 4, 5
+GROUPS = torch.tensor([0, 0, 0, 1, 1, 1, 2])  # the last image is alone: it has no negatives
+
+
+def tensors():
+    simplex = Dirichlet(torch.ones(K, dtype=torch.float64))
+    phi_bar, other = simplex.sample((B,)).requires_grad_(), simplex.sample((B,)).requires_grad_()
+    head = (2 * torch.rand(K, N, dtype=torch.float64) - 1).requires_grad_()
+    beta = torch.rand(K, dtype=torch.float64).requires_grad_()
+    labels = Dirichlet(torch.ones(N, dtype=torch.float64)).sample((B,))
+    return phi_bar, other, head, beta, labels
+
+
+def test_the_gradients_of_l_f_are_those_of_autograd():
+    phi_bar, _, head, _, labels = tensors()
+    expected = torch.autograd.grad(faithfulness(phi_bar, labels, head).sum(), (phi_bar, head))
+    for ours, theirs in zip(faithfulness_gradients(phi_bar, labels, head), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_the_gradients_of_l_s_are_those_of_autograd_with_images_as_each_others_negatives():
+    phi_bar, other, _, beta, _ = tensors()
+    expected = torch.autograd.grad(stability(phi_bar, other, beta, GROUPS).sum(), (phi_bar, other, beta))
+    found = stability_gradients(phi_bar, other, beta, GROUPS, own_term_only=False)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_the_printed_pull_of_l_s_holds_the_negatives_fixed():
+    phi_bar, other, _, beta, _ = tensors()
+    found, _, _ = stability_gradients(phi_bar, other, beta, GROUPS, own_term_only=True)
+    for m in range(B):
+        alone = phi_bar.detach().clone()
+        image = alone[m].clone().requires_grad_()
+        together = torch.stack([image if f == m else alone[f] for f in range(B)])
+        own = stability(together, other.detach(), beta.detach(), GROUPS)[m]
+        # Only m's own term; its negatives are data here.
+        (expected,) = torch.autograd.grad(own, image) if own.requires_grad else (torch.zeros(K, dtype=torch.float64),)
+        torch.testing.assert_close(found[m], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_image_without_negatives_has_no_stability_term():
+    phi_bar, other, _, beta, _ = tensors()
+    assert stability(phi_bar, other, beta, GROUPS)[-1] == 0
+    for gradient in stability_gradients(phi_bar, other, beta, GROUPS, own_term_only=False)[:2]:
+        assert not gradient[-1].any()
+
+
+def test_the_dirichlet_terms_are_those_of_torch_distributions():
+    gamma, alpha = torch.rand(B, K, dtype=torch.float64) * 5 + 0.1, torch.rand(K, dtype=torch.float64) + 0.1
+    torch.testing.assert_close(dirichlet_kl(gamma, alpha), kl_divergence(Dirichlet(gamma), Dirichlet(alpha)))
+    draws = Dirichlet(gamma[0]).sample((200_000,))
+    torch.testing.assert_close(expected_log_theta(gamma)[0], draws.log().mean(0), atol=0.05, rtol=0.05)

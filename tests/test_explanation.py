@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from pace import Explanation
+
+
+def example(rows=3, columns=5, k=4, images=2, prefix=1):
+    rng = np.random.default_rng(1)
+    gamma = rng.gamma(2, size=(images, k))
+    phi = rng.dirichlet(np.ones(k), (images, rows * columns + prefix))
+    return Explanation(gamma / gamma.sum(1, keepdims=True), gamma, phi, (rows, columns), prefix)
+
+
+def test_the_credible_interval_holds_its_share_of_the_posterior():
+    explanation = example()
+    for level in (0.5, 0.9):
+        low, high = explanation.interval(level)
+        draws = np.random.default_rng(0).dirichlet(explanation.gamma[0], 40_000)
+        inside = ((draws >= low[0]) & (draws <= high[0])).mean(0)
+        np.testing.assert_allclose(inside, level, atol=0.01)
+
+
+def test_top_concepts_come_largest_first():
+    explanation = example()
+    top = explanation.top_concepts(1, 3)
+    assert len(top) == 3
+    assert list(explanation.theta[1][top]) == sorted(explanation.theta[1], reverse=True)[:3]
+
+
+def test_a_patch_map_lies_as_the_patches_do_without_the_prefix():
+    explanation = example()
+    assert explanation.patch_map(1, 2)[2, 4] == explanation.phi[1, 1 + 2 * 5 + 4, 2]
+
+
+def test_aggregation_averages_blocks_and_what_is_left_at_the_edge():
+    explanation = example()
+    coarse = explanation.aggregate(2)
+    assert coarse.grid == (2, 3)
+    fine = explanation.phi[0, 1:].reshape(3, 5, 4)
+    np.testing.assert_allclose(coarse.patch_map(0, 1)[0, 1], fine[0:2, 2:4, 1].mean())
+    np.testing.assert_allclose(coarse.patch_map(0, 1)[1, 2], fine[2, 4, 1])
+    np.testing.assert_allclose(coarse.phi.sum(-1), 1)
+
+
+def test_aggregation_follows_the_papers_indices_on_an_even_square():
+    explanation = example(4, 4)
+    phi, size = explanation.phi[0, 1:], 4
+    for u in range(2):
+        for v in range(2):
+            four = [phi[2 * u * size + 2 * v + i * size + j] for i in (0, 1) for j in (0, 1)]
+            np.testing.assert_allclose(explanation.aggregate(2).phi[0, u * size // 2 + v], np.mean(four, 0))
+
+
+def test_what_is_missing_or_out_of_range_is_said():
+    explanation = example()
+    with pytest.raises(ValueError, match="no patch level"):
+        Explanation(explanation.theta, explanation.gamma).patch_map(0, 0)
+    with pytest.raises(ValueError, match=r"pass grid=\(rows, columns\)"):
+        Explanation(explanation.theta, explanation.gamma, explanation.phi).aggregate(2)
+    with pytest.raises(IndexError, match="image 2 of 2"):
+        explanation.top_concepts(2, 1)
+    with pytest.raises(IndexError, match="concept 4 of 4"):
+        explanation.patch_map(0, 4)
+    with pytest.raises(ValueError, match="level"):
+        explanation.interval(90)
