@@ -11,6 +11,7 @@ positive definite from any number of patches. Sums are float64 whatever the work
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ Sums = dict[str, Tensor]
 # Rows and columns worked on together: small enough to stay in a CPU's cache, large enough to fill a GPU.
 _ROWS = {"cpu": 4096, "cuda": 1 << 16}
 _COLUMNS = {"cpu": 64, "cuda": 256}
+_SPARSE = 8  # a product with one entry in so many is quicker without the others
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,6 @@ class Gaussians(ABC):
     name: str
     means: Tensor
     log_det: Tensor  # log |Σ_k| (K,)
-    tokens_at_once = 1 << 15  # on a CPU; fewer where the work on them is light and should stay in the cache
 
     @classmethod
     @abstractmethod
@@ -80,6 +81,10 @@ class Gaussians(ABC):
     @classmethod
     @abstractmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Gaussians: ...
+
+    def tokens_at_once(self) -> int:
+        """How many patches to work on together: enough to fill a GPU; on a CPU enough to make K d² sums worth their while."""
+        return 1 << (15 if self.means.device.type == "cpu" else 18)
 
     def _new_means(self, sums: Sums) -> Tensor:
         """eq. update_mu: μ_k = Σ_i r_ik x_i / Σ_i r_ik, float64."""
@@ -228,7 +233,11 @@ class TiedGaussians(Gaussians):
 class _DiagonalFeatures(Gaussians):
     """Families that read every dimension's square: features are x and x² side by side, so that each product is one."""
 
-    tokens_at_once = 1 << 13
+    def tokens_at_once(self) -> int:
+        # The work on a patch is light here, so on a CPU what is worked on should stay in the cache.
+        return (
+            max(256, (1 << 20) // self.means.shape[1]) if self.means.device.type == "cpu" else super().tokens_at_once()
+        )
 
     def features(self, embeddings: Tensor, offset: Tensor) -> Tensor:
         n, d = embeddings.shape
@@ -451,6 +460,17 @@ def _diagonal_quadratic(means: Tensor, variances: Tensor) -> tuple[Tensor, Tenso
 
 def _add_diagonal_sums(x: Tensor, r: Tensor, sums: Sums) -> None:
     sums["weight"] += r.sum(0, dtype=torch.float64)
-    first, second = (r.T @ x).double().chunk(2, dim=1)
+    first, second = _weighted_sums(r, x).double().chunk(2, dim=1)
     sums["first"] += first
     sums["second"] += second
+
+
+def _weighted_sums(r: Tensor, x: Tensor) -> Tensor:
+    """rᵀ x. On a CPU, where r is mostly zero to machine precision, only from the entries that are not."""
+    if r.device.type == "cpu":
+        weighty = r > torch.finfo(r.dtype).eps
+        if int(weighty.sum()) * _SPARSE < r.numel():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR layout a beta feature
+                return (r * weighty).T.contiguous().to_sparse_csr() @ x
+    return r.T @ x

@@ -72,9 +72,7 @@ class Settings:
         return n_tokens if self.updates == "exact" else 1
 
     def images_per_batch(self, n_tokens: int, views: int, gaussians: Gaussians) -> int:
-        """As many tokens as keep a CPU's cache or a GPU busy, unless the user says otherwise."""
-        tokens = gaussians.tokens_at_once if self.device.type == "cpu" else 1 << 18
-        return self.batch_size or max(1, tokens // (n_tokens * views))
+        return self.batch_size or max(1, gaussians.tokens_at_once() // (n_tokens * views))
 
 
 class Memory:
@@ -105,7 +103,8 @@ def pass_over(
     views = 1 if perturbed is None else 2
     total = Statistics.zeros(concepts.gaussians.empty_sums(), concepts.label_head.shape[1])
     room = settings.images_per_batch(observations.n_tokens, views, concepts.gaussians)
-    for images, groups in _grouped_batches(len(observations), settings.negatives, room):
+    # Without pairs there are no negatives, and an image needs no company.
+    for images, groups in _grouped_batches(len(observations), settings.negatives if perturbed else 1, room):
         batches = [view.batch(images, settings.device, settings.dtype) for view in (observations, perturbed) if view]
         start = memory.recall(images) if memory else None
         posterior = _expect(batches, groups.to(settings.device), concepts, settings, start, total)

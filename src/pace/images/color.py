@@ -1,0 +1,122 @@
+"""Color, the paper's synthetic dataset: four colours on black, so that the true concepts are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pace.images.imageset import ImageSet, Progress, short_hash
+
+COLOR_NAMES = ("black", "red", "yellow", "green", "blue")
+PALETTE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
+CLASS_COLORS = ((1, 2), (3, 4))  # class 0 is red and yellow, class 1 green and blue; both have black
+
+_TRAIN_SHARE = 0.8
+_RECIPE = 1  # part of the fingerprint: to be raised whenever the same settings would give other images
+
+
+class Color(ImageSet):
+    """Generated images, class 0 (red, yellow) and class 1 (green, blue), both with black.
+
+    An image starts as 2 × 2 cells. Each cell is one of the class's two colours or black, with equal chance (four black
+    cells would have no class and are drawn again). Bilinear up-sampling shifts the colours gradually into each other,
+    then Gaussian noise is added to every pixel and channel. Image j of a class depends on (seed, class, j) alone.
+
+    Parameters
+    ----------
+    split : "train" (80 %) or "test" (20 %), the same share of both classes
+    n_per_class : images of a class in both splits together
+    size : height and width in pixels
+    noise : standard deviation, where 1 is the whole range from black to full colour
+    """
+
+    def __init__(
+        self, split: str = "train", n_per_class: int = 1000, size: int = 224, seed: int = 0, noise: float = 0.1
+    ) -> None:
+        if split not in ("train", "test"):
+            raise ValueError(f"Color: split {split!r} does not exist; expected train or test")
+        if size < 2 or n_per_class < 2 or seed < 0 or not 0 <= noise < np.inf:
+            raise ValueError(
+                "Color: expected size ≥ 2, n_per_class ≥ 2, seed ≥ 0 and noise ≥ 0; "
+                f"found size={size}, n_per_class={n_per_class}, seed={seed}, noise={noise}"
+            )
+        self.size, self.seed, self.noise = size, seed, noise
+        drawn: list[tuple[int, int]] = []
+        for label in range(len(CLASS_COLORS)):
+            order = np.random.default_rng([seed, label]).permutation(n_per_class)
+            train = min(max(round(_TRAIN_SHARE * n_per_class), 1), n_per_class - 1)
+            part = order[:train] if split == "train" else order[train:]
+            drawn.extend((label, int(number)) for number in np.sort(part))
+        self._drawn = np.array(drawn, dtype=np.int64)
+        super().__init__(
+            [f"{label}/{number:06d}" for label, number in drawn],
+            [label for label, _ in drawn],
+            ["/".join(COLOR_NAMES[color] for color in colors) for colors in CLASS_COLORS],
+        )
+
+    def _draw(self, index: int) -> tuple[NDArray[np.int64], np.random.Generator]:
+        """The 2 × 2 cells of an image, and the generator its noise comes from."""
+        label, number = self._drawn[self._rows[index]].tolist()
+        # Keyed by the image: its draws do not depend on which images were made before it.
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, label << 32 | number], np.uint64)))
+        choices = np.array([0, *CLASS_COLORS[label]])
+        while True:
+            cells = choices[generator.integers(3, size=(2, 2))]
+            if cells.any():
+                return cells, generator
+
+    def _image(self, index: int) -> Tensor:
+        cells, generator = self._draw(index)
+        centres = (np.arange(self.size) + 0.5) / self.size
+        pixels = _shade(cells, centres, centres)
+        pixels += self.noise * generator.standard_normal(pixels.shape, dtype=np.float32)
+        return torch.from_numpy(np.rint(pixels.clip(0, 1) * 255).astype(np.uint8)).permute(2, 0, 1)
+
+    def patch_colors(
+        self,
+        index: int,
+        grid: tuple[int, int] = (14, 14),
+        box: Sequence[float] | None = None,
+        flip: bool = False,
+    ) -> NDArray[np.int64]:
+        """The true colour of every patch, an index into `COLOR_NAMES`, as a (rows, columns) array.
+
+        It is the colour at the patch's centre before noise; between two cells, the nearer colour of those that the
+        image's cells have. ``box`` (left, top, right, bottom, in pixels of the image) and ``flip`` ask for the patches
+        of a part of the image instead, as `Perturbation.crops` gives them.
+        """
+        index = self._position(index)
+        left, top, right, bottom = (edge / self.size for edge in box or (0, 0, self.size, self.size))
+        rows, columns = grid
+        y = top + (bottom - top) * (np.arange(rows) + 0.5) / rows
+        x = left + (right - left) * (np.arange(columns) + 0.5) / columns
+        cells, _ = self._draw(index)
+        shades = _shade(cells, y, x[::-1] if flip else x)
+        colors = np.unique(cells)
+        distances = ((shades[:, :, None] - PALETTE[colors]) ** 2).sum(-1)
+        nearest: NDArray[np.int64] = colors[distances.argmin(-1)]
+        return nearest
+
+    def fingerprint(self) -> str:
+        return short_hash(["Color", _RECIPE, self.size, self.seed, self.noise, *self.names])
+
+    def _unreadable(self, progress: Progress | None) -> dict[str, str]:
+        return {}
+
+
+def _shade(cells: NDArray[np.int64], y: NDArray[np.floating], x: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Noise-free colours (len(y), len(x), 3) at relative positions 0 … 1.
+
+    Bilinear with cell centres at ¼ and ¾, as image libraries up-sample: constant outside the centres.
+    """
+    down = (2 * y - 0.5).clip(0, 1)[:, None, None]
+    right = (2 * x - 0.5).clip(0, 1)[None, :, None]
+    corners = PALETTE[cells]
+    above = (1 - right) * corners[0, 0] + right * corners[0, 1]
+    below = (1 - right) * corners[1, 0] + right * corners[1, 1]
+    shades: NDArray[np.float32] = ((1 - down) * above + down * below).astype(np.float32)
+    return shades

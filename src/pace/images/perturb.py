@@ -1,0 +1,201 @@
+"""The paper's perturbation: SimCLR's augmentations, drawn for each image from the image itself and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pace.images import pixels
+from pace.images.imageset import short_hash
+
+Indices = Tensor | NDArray[np.integer] | Sequence[int] | Sequence[str]
+# Anything that turns images (B, 3, H, W) in [0, 1] and their indices or names into perturbed images.
+Perturb = Callable[[Tensor, Indices], Tensor]
+
+STAGES = ("flip", "crop", "jitter", "grey", "blur")
+
+# The paper's settings, and torchvision's where the paper leaves them at their defaults.
+FLIP_CHANCE = 0.5
+CROP_SCALE = (0.08, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)
+JITTER_CHANCE = 0.8
+JITTER = {  # factors around 1, and of a turn for hue
+    "brightness": (pixels.brightness, 0.5, 1.5),
+    "contrast": (pixels.contrast, 0.5, 1.5),
+    "saturation": (pixels.saturation, 0.5, 1.5),
+    "hue": (pixels.hue, -0.1, 0.1),
+}
+GREY_CHANCE = 0.2
+BLUR_KERNEL = 9
+BLUR_SIGMA = (0.1, 2.0)
+
+_CROP_TRIES = 10
+_RECIPE = 1  # part of the fingerprint: to be raised whenever the same settings would give other images
+
+# Every image has a row of uniform numbers, and each parameter its own place in it. So switching a stage off leaves the
+# others as they were.
+_PLACES = {"flip": 1, "crop": 4 * _CROP_TRIES, "jitter": 1, "order": 4, "factors": 4, "grey": 1, "sigma": 1}
+
+
+class Crops(NamedTuple):
+    """What a perturbation did to positions.
+
+    boxes : (B, 4) int64; left, top, right, bottom of the part that is shown, in pixels of the unperturbed image
+    flips : (B,) bool; whether that part is mirrored left to right
+    """
+
+    boxes: Tensor
+    flips: Tensor
+
+
+class Draws(NamedTuple):
+    """The parameters of B images; a stage that is switched off just leaves its own unused."""
+
+    flips: NDArray[np.bool_]  # (B,)
+    boxes: NDArray[np.int64]  # (B, 4) left, top, right, bottom, after the flip
+    jittered: NDArray[np.bool_]  # (B,)
+    order: NDArray[np.int64]  # (B, 4) which of `JITTER` comes first, second, …
+    factors: NDArray[np.float64]  # (B, 4) by adjustment, as `JITTER` lists them
+    greyed: NDArray[np.bool_]  # (B,)
+    sigma: NDArray[np.float64]  # (B,)
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Flip, resized crop, colour jitter, greyscale and blur, in the paper's order, on images in [0, 1].
+
+    ``perturbation(batch, indices)`` gives the same result for an image whatever batch it comes in: its parameters
+    depend on ``seed`` and its index (or name) alone. ``stages`` picks some of `STAGES`; the order stays.
+    """
+
+    seed: int = 0
+    stages: tuple[str, ...] = STAGES
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed: expected 0 or more; found {self.seed}")
+        unknown = [stage for stage in self.stages if stage not in STAGES]
+        if unknown:
+            raise ValueError(f"stages: expected some of {STAGES}; found {self.stages!r}")
+        object.__setattr__(self, "stages", tuple(stage for stage in STAGES if stage in self.stages))
+
+    def __call__(self, batch: Tensor, indices: Indices) -> Tensor:
+        if batch.ndim != 4 or batch.shape[1] != 3 or not batch.is_floating_point():
+            raise ValueError(f"batch: expected floats of shape (B, 3, H, W); found {batch.dtype} {tuple(batch.shape)}")
+        draws = self.draw(indices, (batch.shape[2], batch.shape[3]))
+        if len(draws.flips) != len(batch):
+            raise ValueError(f"indices: expected one for each of {len(batch)} images; found {len(draws.flips)}")
+        if len(batch) == 0:
+            return batch
+        low, high = (float(bound) for bound in batch.detach().aminmax())
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"batch: expected values in [0, 1], not yet normalised; found {low:.3g} to {high:.3g}")
+        with torch.autocast(batch.device.type, enabled=False):
+            wide = torch.promote_types(batch.dtype, torch.float32)
+            return self._apply(batch.to(wide, copy=True), draws).clamp(0, 1).to(batch.dtype)
+
+    def _apply(self, batch: Tensor, draws: Draws) -> Tensor:
+        """The perturbed batch; the one that is passed is used up."""
+        if "flip" in self.stages:
+            _change(batch, draws.flips, lambda part: part.flip(-1))
+        if "crop" in self.stages:
+            batch = pixels.crop_and_resize(batch, torch.from_numpy(draws.boxes))
+        if "jitter" in self.stages:
+            for step in range(len(JITTER)):  # each image has an order of its own
+                for number, (adjust, _, _) in enumerate(JITTER.values()):
+                    now = draws.jittered & (draws.order[:, step] == number)
+                    _change(batch, now, adjust, torch.from_numpy(draws.factors[:, number]))
+        if "grey" in self.stages:
+            _change(batch, draws.greyed, lambda part: pixels.grey(part).expand_as(part))
+        if "blur" in self.stages:
+            batch = pixels.blur(batch, torch.from_numpy(draws.sigma), BLUR_KERNEL)
+        return batch
+
+    def draw(self, indices: Indices, size: tuple[int, int]) -> Draws:
+        """Everything that is random about the perturbation of these images of (height, width) pixels."""
+        uniform = self._uniforms(indices)
+        return Draws(
+            flips=uniform["flip"][:, 0] < FLIP_CHANCE,
+            boxes=_boxes(uniform["crop"], size),
+            jittered=uniform["jitter"][:, 0] < JITTER_CHANCE,
+            order=uniform["order"].argsort(1),
+            factors=np.stack(
+                [_between(low, high, uniform["factors"][:, i]) for i, (_, low, high) in enumerate(JITTER.values())],
+                axis=1,
+            ),
+            greyed=uniform["grey"][:, 0] < GREY_CHANCE,
+            sigma=_between(*BLUR_SIGMA, uniform["sigma"][:, 0]),
+        )
+
+    def crops(self, indices: Indices, size: tuple[int, int]) -> Crops:
+        """Which part of each image of (height, width) pixels is shown after the perturbation, and whether mirrored."""
+        height, width = size
+        draws = self.draw(indices, size)
+        flips = draws.flips & ("flip" in self.stages)
+        left, top, right, bottom = draws.boxes.T if "crop" in self.stages else np.array([[0], [0], [width], [height]])
+        # The paper flips first, so the box was drawn on the mirrored image.
+        left, right = np.where(flips, width - right, left), np.where(flips, width - left, right)
+        boxes = np.stack(np.broadcast_arrays(left, top, right, bottom), axis=1)
+        return Crops(torch.from_numpy(boxes), torch.from_numpy(flips))
+
+    def fingerprint(self) -> str:
+        """Short hex that changes when the perturbation of any image does."""
+        return short_hash(["Perturbation", _RECIPE, self.seed, self.stages])
+
+    def _uniforms(self, indices: Indices) -> dict[str, NDArray[np.float64]]:
+        """Uniform numbers in [0, 1) for every image, by parameter, each (B, places)."""
+        items = indices.tolist() if isinstance(indices, (Tensor, np.ndarray)) else list(indices)
+        total = sum(_PLACES.values())
+        numbers = np.empty((len(items), total))
+        for row, item in enumerate(items):
+            key = np.array([self.seed, _key(item)], dtype=np.uint64)
+            # A generator of the image's own, and only the plainest of its draws, which numpy releases do not change.
+            numbers[row] = np.random.Generator(np.random.Philox(key=key)).random(total)
+        parts = np.split(numbers, np.cumsum(list(_PLACES.values()))[:-1], axis=1)
+        return dict(zip(_PLACES, parts, strict=True))
+
+
+def _key(item: object) -> int:
+    if isinstance(item, str):
+        return int.from_bytes(hashlib.blake2b(item.encode(), digest_size=8).digest(), "big")
+    if isinstance(item, (int, np.integer)) and item >= 0:
+        return int(item)
+    raise ValueError(f"indices: expected whole numbers from 0 or names; found {item!r}")
+
+
+def _between(low: float, high: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    return low + (high - low) * uniform
+
+
+def _boxes(uniform: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.int64]:
+    """torchvision's RandomResizedCrop: (B, 4) left, top, right, bottom from (B, 4 · tries) uniform numbers."""
+    height, width = size
+    area, ratio, down, right = np.moveaxis(uniform.reshape(len(uniform), _CROP_TRIES, 4), -1, 0)
+    areas = height * width * _between(*CROP_SCALE, area)
+    ratios = np.exp(_between(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]), ratio))
+    w, h = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = np.arange(len(fits)), fits.argmax(1)
+    # No try fits, which takes a long and narrow image: the largest centred crop of allowed proportions.
+    whole_w, whole_h = min(width, round(height * CROP_RATIO[1])), min(height, round(width / CROP_RATIO[0]))
+    some = fits.any(1)
+    w, h = np.where(some, w[first], whole_w), np.where(some, h[first], whole_h)
+    left = np.where(some, np.floor(right[first] * (width - w + 1)), (width - w) // 2)
+    top = np.where(some, np.floor(down[first] * (height - h + 1)), (height - h) // 2)
+    return np.stack([left, top, left + w, top + h], axis=1).astype(np.int64)
+
+
+def _change(batch: Tensor, chosen: NDArray[np.bool_], change: Callable[..., Tensor], *parameters: Tensor) -> None:
+    """Change the chosen images in place. `change` gets these images and their share of the parameters."""
+    rows = torch.from_numpy(np.flatnonzero(chosen))
+    if len(rows):
+        there = rows.to(batch.device)
+        batch.index_copy_(0, there, change(batch[there], *(values[rows] for values in parameters)))

@@ -1,0 +1,277 @@
+"""The paper's perturbation: torchvision's operations, and parameters that belong to the image alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pace.images import STAGES, Color, Perturbation
+from pace.images.perturb import BLUR_KERNEL, JITTER, Draws
+
+SIZE = (40, 52)
+# float32 rounding of pixel positions, hue and sums; a step of an 8-bit image is 4e-3
+TOLERANCE = 1e-4
+
+
+def batch(count: int, size: tuple[int, int] = SIZE, seed: int = 0) -> Tensor:
+    """Images with smooth colours, sharp edges, pure colours, greys and black."""
+    generator = torch.Generator().manual_seed(seed)
+    smooth = torch.nn.functional.interpolate(torch.rand(count, 3, 5, 5, generator=generator), size, mode="bilinear")
+    images = torch.where(torch.rand(count, 3, *size, generator=generator) < 0.1, smooth.round(), smooth)
+    images[:, :, :4] = images[:, :1, :4]
+    images[:, :, -3:] = 0
+    return images
+
+
+def torchvision_view(image: Tensor, draws: Draws, row: int, stages: tuple[str, ...]) -> Tensor:
+    """One image by torchvision's own functions, with given parameters."""
+    import torchvision.transforms.v2.functional as T
+
+    if "flip" in stages and draws.flips[row]:
+        image = T.horizontal_flip(image)
+    if "crop" in stages:
+        left, top, right, bottom = draws.boxes[row].tolist()
+        image = T.resized_crop(image, top, left, bottom - top, right - left, list(image.shape[1:]), antialias=True)
+    if "jitter" in stages and draws.jittered[row]:
+        functions = [T.adjust_brightness, T.adjust_contrast, T.adjust_saturation, T.adjust_hue]
+        for number in draws.order[row]:
+            image = functions[number](image, draws.factors[row, number])
+    if "grey" in stages and draws.greyed[row]:
+        image = T.rgb_to_grayscale(image, num_output_channels=3)
+    if "blur" in stages:
+        image = T.gaussian_blur(image, [BLUR_KERNEL, BLUR_KERNEL], [float(draws.sigma[row])] * 2)
+    return image
+
+
+@pytest.mark.parametrize("stages", [*((stage,) for stage in STAGES), STAGES], ids="+".join)
+def test_every_stage_equals_torchvision(stages: tuple[str, ...]) -> None:
+    images = batch(24)
+    perturbation = Perturbation(seed=3, stages=stages)
+    found = perturbation(images, range(24))
+    draws = perturbation.draw(range(24), SIZE)
+    assert draws.flips.any()
+    assert draws.jittered.any()
+    assert draws.greyed.any()
+    expected = torch.stack([torchvision_view(image, draws, row, stages) for row, image in enumerate(images)])
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+    assert (found - images).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("name", list(JITTER))
+def test_each_colour_adjustment_equals_torchvision(name: str) -> None:
+    import torchvision.transforms.v2.functional as T
+
+    adjust, low, high = JITTER[name]
+    images = batch(8)
+    factors = torch.linspace(low, high, 8)
+    expected = torch.stack(
+        [getattr(T, f"adjust_{name}")(image, float(f)) for image, f in zip(images, factors, strict=True)]
+    )
+    torch.testing.assert_close(adjust(images, factors), expected, atol=1e-5, rtol=0)
+
+
+def test_an_image_is_perturbed_alike_in_any_batch_and_order() -> None:
+    images = batch(12)
+    perturb = Perturbation(seed=1)
+    whole = perturb(images, torch.arange(12))
+    alone = torch.cat([perturb(images[i : i + 1], [i]) for i in range(12)])
+    order = torch.tensor([7, 2, 11, 0, 5, 9, 1, 3, 10, 4, 8, 6])
+    mixed = torch.empty_like(images)
+    mixed[order] = perturb(images[order], order)
+    torch.testing.assert_close(alone, whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mixed, whole, atol=1e-6, rtol=0)
+
+
+def test_names_do_as_well_as_numbers() -> None:
+    images = batch(3)
+    perturb = Perturbation()
+    names = ["a/1.jpg", "a/2.jpg", "b/1.jpg"]
+    whole = perturb(images, names)
+    torch.testing.assert_close(perturb(images[2:], names[2:]), whole[2:], atol=1e-6, rtol=0)
+    assert not torch.allclose(whole, perturb(images, [0, 1, 2]))
+
+
+def test_parameters_are_fixed_for_good() -> None:
+    """Stored observations of perturbed images stay valid only as long as these numbers do not change."""
+    draws = Perturbation(seed=7).draw([0, 123456], (224, 224))
+    assert draws.flips.tolist() == [False, True]
+    assert draws.boxes.tolist() == [[7, 36, 137, 172], [11, 68, 178, 215]]
+    assert draws.jittered.tolist() == [False, True]
+    assert draws.order.tolist() == [[0, 1, 2, 3], [3, 0, 2, 1]]
+    np.testing.assert_allclose(draws.factors[1], [1.10044497, 1.05265075, 0.85565382, 0.09100114], atol=1e-7)
+    assert draws.greyed.tolist() == [False, True]
+    np.testing.assert_allclose(draws.sigma, [1.14743321, 1.73415999], atol=1e-7)
+
+
+def test_seeds_images_and_views_differ() -> None:
+    images = batch(1).expand(6, -1, -1, -1)
+    views = Perturbation()(images, range(6))
+    others = Perturbation(seed=1)(images, range(6))
+    for i in range(6):
+        assert not torch.allclose(views[i], others[i])
+        assert all(not torch.allclose(views[i], views[j]) for j in range(i))
+
+
+def test_switching_a_stage_off_leaves_the_others_as_they_were() -> None:
+    """Geometry then colour then blur, each alone, is the whole perturbation."""
+    images = batch(10)
+    step = images
+    for stage in STAGES:
+        step = Perturbation(seed=5, stages=(stage,))(step, range(10))
+    torch.testing.assert_close(step, Perturbation(seed=5)(images, range(10)), atol=1e-6, rtol=0)
+    assert torch.equal(Perturbation(stages=())(images, range(10)), images)
+
+
+def test_chances_and_ranges_are_the_papers() -> None:
+    draws = Perturbation().draw(range(4000), (224, 224))
+    assert draws.flips.mean() == pytest.approx(0.5, abs=0.03)
+    assert draws.jittered.mean() == pytest.approx(0.8, abs=0.03)
+    assert draws.greyed.mean() == pytest.approx(0.2, abs=0.03)
+    for number, (low, high) in enumerate([(0.5, 1.5), (0.5, 1.5), (0.5, 1.5), (-0.1, 0.1)]):
+        values = draws.factors[:, number]
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+    assert 0.1 <= draws.sigma.min() < 0.12
+    assert 1.98 < draws.sigma.max() <= 2.0
+    counts = np.unique(draws.order, axis=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert counts.min() > 4000 / 24 * 0.7
+    first_brightness = (draws.order[:, 0] == 0).mean()
+    assert first_brightness == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (120, 200), (60, 400)])
+def test_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+    """Same mean and spread of position, area and proportions as torchvision's own draws, in wide images too."""
+    from torchvision.transforms import RandomResizedCrop
+
+    left, top, right, bottom = Perturbation().draw(range(3000), size).boxes.T
+    height, width = size
+    assert (left >= 0).all()
+    assert (top >= 0).all()
+    assert (right <= width).all()
+    assert (bottom <= height).all()
+    torch.manual_seed(0)
+    image = torch.empty(3, *size)
+    reference = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)]).T
+    for found, expected in zip((top, left, bottom - top, right - left), reference, strict=True):
+        error = 5 * np.hypot(found.std(), expected.std()) / np.sqrt(3000)
+        assert abs(found.mean() - expected.mean()) < error + 1e-9
+        assert found.std() == pytest.approx(expected.std(), rel=0.1, abs=0.5)
+
+
+def test_an_image_too_narrow_for_any_crop_is_cropped_in_the_middle() -> None:
+    draws = Perturbation().draw(range(200), (10, 1000))
+    middle = draws.boxes[(draws.boxes == [493, 0, 506, 10]).all(1)]
+    assert len(middle) > 50  # torchvision: the height, 10 · 4/3 rounded wide, (1000 − 13) // 2 from the left
+
+
+def test_crops_say_where_every_pixel_came_from() -> None:
+    """An image that holds its own coordinates, perturbed, shows the coordinates that `crops` promises."""
+    height, width = 48, 64
+    y, x = torch.meshgrid((torch.arange(48) + 0.5) / 48, (torch.arange(64) + 0.5) / 64, indexing="ij")
+    images = torch.stack([x, y, torch.zeros_like(x)]).expand(16, -1, -1, -1)
+    perturb = Perturbation(seed=2, stages=("flip", "crop"))
+    boxes, flips = perturb.crops(range(16), (height, width))
+    assert boxes.shape == (16, 4)
+    assert boxes.dtype == torch.int64
+    assert flips.dtype == torch.bool
+    assert 0 < flips.sum() < 16
+    for view, (left, top, right, bottom), flip in zip(perturb(images, range(16)), boxes.tolist(), flips, strict=True):
+        columns = left + (right - left) * (torch.arange(64) + 0.5) / 64
+        rows = top + (bottom - top) * (torch.arange(48) + 0.5) / 48
+        columns = columns.flip(0) if flip else columns
+        # Up to the half pixel at the border, where there is nothing to interpolate with.
+        assert (view[0] * width - columns).abs().max() <= 0.5 + 1e-3
+        assert (view[1].T * height - rows).abs().max() <= 0.5 + 1e-3
+        assert (view[0] * width - columns)[:, 8:-8].abs().max() < 1e-3
+
+
+def test_crops_of_switched_off_stages_are_the_whole_image() -> None:
+    boxes, flips = Perturbation(stages=("jitter",)).crops(["a", "b"], (30, 50))
+    assert boxes.tolist() == [[0, 0, 50, 30]] * 2
+    assert not flips.any()
+    boxes, flips = Perturbation(stages=("flip",)).crops(range(20), (30, 50))
+    assert boxes.tolist() == [[0, 0, 50, 30]] * 20
+    assert flips.any()
+
+
+def test_crops_carry_the_true_colours_of_color_along() -> None:
+    images = Color(n_per_class=10, noise=0)
+    perturb = Perturbation(seed=4, stages=("flip", "crop"))
+    boxes, flips = perturb.crops(range(len(images)), (224, 224))
+    palette = torch.tensor([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]).float()
+    views = perturb(torch.stack(list(images)) / 255, range(len(images)))
+    agree = []
+    for index, view in enumerate(views):
+        colors = images.patch_colors(index, box=boxes[index].tolist(), flip=bool(flips[index]))
+        present = torch.from_numpy(np.unique(images.patch_colors(index, grid=(2, 2))))
+        centres = view[:, 7::16, 7::16].permute(1, 2, 0)
+        nearest = present[(centres[:, :, None] - palette[present]).square().sum(-1).argmin(-1)]
+        agree.append((nearest.numpy() == colors).mean())
+    assert np.mean(agree) > 0.99
+
+
+def test_values_stay_in_range_and_dtype_is_kept() -> None:
+    images = batch(16)
+    found = Perturbation()(images, range(16))
+    assert 0 <= found.min() <= found.max() <= 1
+    half = Perturbation()(images.half(), range(16))
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), found, atol=5e-3, rtol=0)
+
+
+def test_autocast_and_reduced_precision_around_it_change_nothing() -> None:
+    images = batch(4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = Perturbation()(images, range(4))
+    torch.testing.assert_close(inside, Perturbation()(images, range(4)), atol=1e-6, rtol=0)
+
+
+def test_the_input_is_left_alone() -> None:
+    images = batch(6)
+    before = images.clone()
+    Perturbation()(images, range(6))
+    assert torch.equal(images, before)
+
+
+def test_fingerprints_tell_seed_and_stages_apart() -> None:
+    prints = {p.fingerprint() for p in (Perturbation(), Perturbation(seed=1), Perturbation(stages=("crop",)))}
+    assert len(prints) == 3
+    assert Perturbation().fingerprint() == Perturbation(stages=tuple(reversed(STAGES))).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("images", "indices", "message"),
+    [
+        (torch.zeros(2, 1, 8, 8), [0, 1], r"batch: expected floats of shape \(B, 3, H, W\)"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), [0, 1], "batch: expected floats"),
+        (torch.zeros(2, 3, 8, 8) - 1.5, [0, 1], r"expected values in \[0, 1\], not yet normalised; found -1.5 to -1.5"),
+        (torch.full((2, 3, 8, 8), torch.nan), [0, 1], r"expected values in \[0, 1\]"),
+        (torch.zeros(2, 3, 8, 8), [0], "indices: expected one for each of 2 images; found 1"),
+        (torch.zeros(2, 3, 8, 8), [0, -1], "indices: expected whole numbers from 0 or names; found -1"),
+        (torch.zeros(2, 3, 8, 8), [0, 0.5], "indices: expected whole numbers from 0 or names; found 0.5"),
+    ],
+)
+def test_wrong_input_says_what_would_work(images: Tensor, indices: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Perturbation()(images, indices)
+
+
+def test_wrong_settings_say_what_would_work() -> None:
+    with pytest.raises(ValueError, match=r"stages: expected some of \('flip', .*; found \('gray',\)"):
+        Perturbation(stages=("gray",))
+    with pytest.raises(ValueError, match="stages: expected some of"):
+        Perturbation(stages="crop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed: expected 0 or more; found -1"):
+        Perturbation(seed=-1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_gpu_and_cpu_agree() -> None:
+    images = batch(32, (224, 224))
+    found = Perturbation(seed=3)(images.cuda(), range(32))
+    assert found.is_cuda
+    torch.testing.assert_close(found.cpu(), Perturbation(seed=3)(images, range(32)), atol=TOLERANCE, rtol=0)
