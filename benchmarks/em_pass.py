@@ -46,7 +46,7 @@ def compare(covariance: str, d: int, n: int, k: int, repeats: int) -> dict[str, 
     observations = Observations(x.reshape(-1, TOKENS, d), np.ones((len(x) // TOKENS, TOKENS), np.float32))
     model = PACE(k, covariance=covariance, n_init=1, max_iter=1, max_sweeps=1, device="cpu", progress=False)
     settings = model._settings(observations)
-    concepts, prior = model._start(observations, None, settings)
+    concepts, prior, _ = model._start(observations, None, settings)
 
     theirs = GaussianMixture(k, covariance_type=covariance, reg_covar=1e-4)
     theirs.weights_, theirs.means_ = (
@@ -110,16 +110,18 @@ def main() -> None:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(arguments.threads):
-        print(
-            f"K = {arguments.concepts}, {arguments.threads} threads, torch {torch.__version__}, float32, best of {arguments.repeats}"
-        )
+        print(f"K = {arguments.concepts}, {arguments.threads} threads, torch {torch.__version__}, float32")
         print(
             "covariance    d       n   sklearn   PACE 1 sweep  ratio   converged  ratio   rate   done   product GFLOP/s"
         )
         for covariance, d, n in (
-            ("full", 64, 60000), ("full", 384, 40000), ("full", 768, 25000),
-            ("diag", 64, 60000), ("diag", 384, 40000), ("diag", 768, 40000),
-        ):  # fmt: skip
+            ("full", 64, 60000),
+            ("full", 384, 40000),
+            ("full", 768, 25000),
+            ("diag", 64, 60000),
+            ("diag", 384, 40000),
+            ("diag", 768, 40000),
+        ):
             r = compare(covariance, d, n, arguments.concepts, arguments.repeats)
             print(
                 f"{covariance:10} {d:4} {r['n']:7} {r['sklearn']:8.2f}s {r['one']:12.2f}s {r['ratio one']:6.1f} "

@@ -3,10 +3,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted import planted
 from scipy.optimize import linear_sum_assignment
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV
 
 import pace.explainer
 from pace import PACE, Observations
@@ -37,10 +40,25 @@ def test_planted_concepts_are_recovered(data, family):
     assert len(model.empty_concepts_) == 0
 
 
-def test_every_level_of_an_explanation_is_a_distribution(data, model):
-    explanation = model.explain(data.perturbed)
-    assert explanation.theta.shape == explanation.gamma.shape == (120, 8)
-    assert explanation.phi.shape == (120, 37, 8)
+@given(
+    seed=st.integers(0, 10_000),
+    k=st.integers(1, 6),
+    family=st.sampled_from(["full", "diag", "tied", "low_rank"]),
+    updates=st.sampled_from(["exact", "paper"]),
+    scale=st.sampled_from([1e-3, 1.0, 1e4]),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_level_of_an_explanation_is_a_distribution(seed, k, family, updates, scale):
+    rng = np.random.default_rng(seed)
+    shape = rng.integers(1, 8), rng.integers(k, 12), rng.integers(1, 6)
+    attention = rng.dirichlet(np.full(shape[1], 0.2), shape[0]) + 1e-9
+    observations = Observations(scale * rng.normal(size=shape), attention, rng.dirichlet(np.ones(3), shape[0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = PACE(k, covariance=family, updates=updates, rank=1, max_iter=3, device="cpu").fit(observations)
+    explanation = model.explain(observations, use_predictions=True)
+    assert explanation.theta.shape == explanation.gamma.shape == (shape[0], k)
+    assert explanation.phi.shape == (*shape[:2], k)
     for level in (explanation.theta, explanation.phi):
         assert (level >= 0).all()
         np.testing.assert_allclose(level.sum(-1), 1, atol=1e-5)
@@ -124,20 +142,32 @@ def test_too_few_epochs_are_a_convergence_warning(data):
     assert model.n_iter_ == 1
 
 
-def test_ctrl_c_leaves_a_usable_model(data, monkeypatch):
-    calls = []
+def interrupting(monkeypatch, name, call):
+    real, calls = getattr(pace.explainer, name), []
 
-    def interrupted(observations, *rest):
-        calls.append(len(observations))
-        if calls.count(120) == 3:
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == call:
             raise KeyboardInterrupt
-        return real(observations, *rest)
+        return real(*arguments, **options)
 
-    real = pace.explainer.pass_over
-    monkeypatch.setattr(pace.explainer, "pass_over", interrupted)
-    with pytest.warns(ConvergenceWarning, match="interrupted after 2 epochs"):
-        model = PACE(8, tol=0.0, device="cpu").fit(data.observations)
-    assert (model.n_iter_, model.interrupted_, len(model.lower_bounds_)) == (2, True, 2)
+    monkeypatch.setattr(pace.explainer, name, interrupted)
+
+
+@pytest.mark.parametrize(("call", "epochs"), [(3, 2), (1, 0)])
+def test_ctrl_c_leaves_a_usable_model(data, monkeypatch, call, epochs):
+    interrupting(monkeypatch, "pass_over", call)
+    with pytest.warns(ConvergenceWarning, match=f"interrupted after {epochs} epochs"):
+        model = PACE(8, tol=0.0, n_init=1, device="cpu").fit(data.observations)
+    assert (model.n_iter_, model.interrupted_, len(model.lower_bounds_)) == (epochs, True, epochs)
+    assert np.isfinite(model.explain(data.observations).theta).all()
+    assert np.isfinite(model.partial_fit(data.observations).means_).all()
+
+
+def test_ctrl_c_while_starts_are_compared_keeps_the_best_so_far(data, monkeypatch):
+    interrupting(monkeypatch, "pass_over", 5)
+    with pytest.warns(ConvergenceWarning, match="interrupted after 0 epochs"):
+        model = PACE(8, n_init=4, device="cpu").fit(data.observations)
     assert np.isfinite(model.explain(data.observations).theta).all()
 
 
@@ -171,6 +201,20 @@ def test_batches_one_at_a_time_come_near_a_full_fit(data):
     best = full.score(data.observations, perturbed=data.perturbed)
     assert online.n_steps_ == 12
     assert online.score(data.observations, perturbed=data.perturbed) > best - 0.01 * abs(best)
+
+
+def test_parameters_that_shaped_the_model_cannot_change_between_batches(data):
+    model = PACE(8, device="cpu").partial_fit(data.observations)
+    for change in ({"n_concepts": 5}, {"covariance": "diag"}, {"updates": "paper"}):
+        other = PACE(8, device="cpu").partial_fit(data.observations).set_params(**change)
+        with pytest.raises(ValueError, match="this model was fitted with"):
+            other.partial_fit(data.observations)
+    assert model.set_params(dtype="float64").partial_fit(data.observations).means_.dtype == np.float64
+
+
+def test_a_grid_search_over_the_number_of_concepts_works(data):
+    search = GridSearchCV(PACE(covariance="diag", device="cpu", max_iter=5, tol=10.0), {"n_concepts": [1, 8]}, cv=2)
+    assert search.fit(data.observations).best_params_ == {"n_concepts": 8}
 
 
 def test_learned_alpha_beats_a_fixed_one(data):
@@ -284,13 +328,20 @@ def test_concepts_that_run_empty_are_reported_and_harmless():
         ({"init": "random"}, "init: expected 'k-means\\+\\+' or an array"),
         ({"dtype": "float16"}, "dtype: expected 'float32' or 'float64'"),
         ({"covariance_prior": -1.0}, "covariance_prior: expected at least 0"),
-        ({"batch_size": 0}, "batch_size: expected at least 1"),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1 or None; found 0"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(parameters, message):
     with pytest.raises(ValueError, match=message) as caught:
         PACE(**({"n_concepts": 3, "device": "cpu"} | parameters)).fit(Observations(*random()))
     assert "\n" not in str(caught.value)
+
+
+def test_sparse_attention_does_not_hide_patches_from_the_start():
+    attention = np.zeros((500, 1000))
+    attention[np.arange(500), np.arange(500)] = 1
+    sparse = Observations(np.random.default_rng(0).normal(size=(500, 1000, 2)), attention)
+    assert PACE(10, covariance="diag", n_init=1, tol=10.0, device="cpu").fit(sparse).means_.shape == (10, 2)
 
 
 def test_observations_that_do_not_fit_are_refused(data, model):

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pace import Explanation
 
@@ -11,13 +13,24 @@ def example(rows=3, columns=5, k=4, images=2, prefix=1):
     return Explanation(gamma / gamma.sum(1, keepdims=True), gamma, phi, (rows, columns), prefix)
 
 
-def test_the_credible_interval_holds_its_share_of_the_posterior():
+@given(
+    gamma=st.lists(st.floats(0.3, 200), min_size=2, max_size=6),
+    level=st.floats(0.2, 0.99),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_credible_interval_covers_its_share_of_the_posterior(gamma, level, seed):
+    gamma = np.array([gamma])
+    low, high = Explanation(gamma / gamma.sum(), gamma).interval(level)
+    draws = np.random.default_rng(seed).dirichlet(gamma[0], 20_000)
+    inside = ((draws >= low[0]) & (draws <= high[0])).mean(0)
+    np.testing.assert_allclose(inside, level, atol=0.02)
+
+
+def test_one_image_of_an_explanation_is_an_explanation():
     explanation = example()
-    for level in (0.5, 0.9):
-        low, high = explanation.interval(level)
-        draws = np.random.default_rng(0).dirichlet(explanation.gamma[0], 40_000)
-        inside = ((draws >= low[0]) & (draws <= high[0])).mean(0)
-        np.testing.assert_allclose(inside, level, atol=0.01)
+    np.testing.assert_array_equal(explanation[-1].interval(0.9)[0], explanation.interval(0.9)[0][1:])
+    assert len(explanation[0]) == 1
 
 
 def test_top_concepts_come_largest_first():

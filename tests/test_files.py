@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from planted import planted
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import pace.files
@@ -24,7 +25,7 @@ def test_a_loaded_model_is_the_saved_one(tmp_path, parameters):
     model = fitted(**parameters)
     model.save(tmp_path / "concepts.safetensors")
     again = PACE.load(tmp_path / "concepts.safetensors")
-    assert again.get_params() == model.get_params()
+    assert again.get_params() == model.get_params() | {"device": None}
     assert again.lower_bounds_ == model.lower_bounds_
     assert (again.n_iter_, again.converged_) == (model.n_iter_, model.converged_)
     for name in ("means_", "covariances_", "label_head_", "pair_weights_", "alpha_", "concept_weights_"):
@@ -46,9 +47,20 @@ def test_online_learning_goes_on_after_loading_as_if_nothing_had_happened(tmp_pa
     model.save(tmp_path / "m.safetensors")
     again = PACE.load(tmp_path / "m.safetensors").partial_fit(DATA.perturbed)
     np.testing.assert_array_equal(again.means_, model.partial_fit(DATA.perturbed).means_)
-    fitted().save(tmp_path / "f.safetensors")
-    with pytest.raises(ValueError, match="no statistics to go on from"):
+    whole = fitted()
+    whole.save(tmp_path / "f.safetensors")
+    with pytest.raises(ValueError, match="saved without its statistics"):
         PACE.load(tmp_path / "f.safetensors").partial_fit(DATA.perturbed)
+    whole.save(tmp_path / "g.safetensors", statistics=True)
+    again = PACE.load(tmp_path / "g.safetensors", device="cpu").partial_fit(DATA.perturbed)
+    np.testing.assert_array_equal(again.means_, whole.partial_fit(DATA.perturbed).means_)
+
+
+def test_parameters_set_after_the_fit_do_not_spoil_the_file(tmp_path):
+    model = fitted()
+    means = model.means_
+    model.set_params(covariance="diag", n_concepts=99, init=[np.zeros(3, np.float32)]).save(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(PACE.load(tmp_path / "m.safetensors").means_, means)
 
 
 @pytest.mark.parametrize("moment", ["save_file", "replace"])
@@ -81,6 +93,12 @@ def test_truncated_foreign_and_missing_files_are_refused_in_one_line(tmp_path):
     save_file({"weight": torch.zeros(3)}, tmp_path / "foreign")
     with pytest.raises(ValueError, match="is not a PACE model"):
         PACE.load(tmp_path / "foreign")
+    spoilt = load_file(path)
+    spoilt["gaussians.means"][0, 0] = float("nan")
+    with safe_open(path, framework="pt") as file:
+        save_file(spoilt, tmp_path / "spoilt", file.metadata())
+    with pytest.raises(ValueError, match="is not a PACE model"):
+        PACE.load(tmp_path / "spoilt")
     header = {"pace": json.dumps({"format": "pace-model-99"})}
     save_file(load_file(path), tmp_path / "future", header)
     with pytest.raises(ValueError, match="has format pace-model-99"):

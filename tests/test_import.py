@@ -16,7 +16,7 @@ def test_import_pace_brings_in_nothing_heavy():
 
 def test_the_model_needs_no_optional_library():
     optional = {"timm", "transformers", "torchvision", "open_clip", "kornia", "captum", "matplotlib", "PIL"}
-    assert not optional & modules_after("import pace; pace.PACE, pace.Observations, pace.Explanation")
+    assert not optional & modules_after("import pace; pace.PACE, pace.Observations, pace.Explanation, pace.Backbone")
 
 
 def test_unknown_names_are_attribute_errors():

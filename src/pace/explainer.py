@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from pace.explanation import Array, Explanation
 from pace.model.gaussians import FAMILIES, Prior
-from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
+from pace.model.learning import SMALLEST_ALPHA, Concepts, Memory, Settings, explain_batch, pass_over, update
 from pace.model.objective import Bound
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
 from pace.model.statistics import Statistics
@@ -64,7 +65,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     learning_offset, learning_decay : float
         `partial_fit` gives its t-th batch the weight (offset + t) ** -decay.
     batch_size : int or None
-        Images worked on at once; changes memory and speed only. None chooses by the number of tokens.
+        Images worked on at once, with pairs at least `negatives`; changes memory and speed only. None chooses by the
+        number of tokens.
     seed : int
         The same seed and input give bitwise the same result on a CPU.
     device, dtype : str or None, str
@@ -129,24 +131,30 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def fit(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> PACE:
-        """Learn the concepts. Ctrl-C stops after the last full epoch and leaves a usable model."""
+        """Learn the concepts. Ctrl-C keeps the last full epoch and leaves a usable model.
+
+        With the exact rules the bound rises with every epoch, from six tokens an image up.
+        """
         settings = self._settings(observations)
         _check_pair(observations, perturbed)
-        concepts, prior = self._start(observations, perturbed, settings)
         views = 1 if perturbed is None else 2
-        memory = Memory(views, len(observations), self.n_concepts, observations.n_tokens, settings)
-        statistics = Statistics.zeros(concepts.gaussians.empty_sums(), observations.n_classes)
         least_gain = self.tol * views * settings.image_weight(observations.n_tokens)
+        statistics: Statistics | None = None
         bounds: list[Bound] = []
         converged = interrupted = False
-        with progress("learning concepts", self.max_iter, self.progress) as advance:
+        with progress("learning concepts", (self.max_iter + 1) * len(observations), self.progress) as advance:
+            advance(0, "finding where to start")
+            concepts, prior, interrupted = self._start(observations, perturbed, settings)
+            advance(len(observations))
+            memory = Memory(views, len(observations), self.n_concepts, observations.n_tokens, settings)
             try:
-                while len(bounds) < self.max_iter and not converged:
-                    statistics = pass_over(observations, perturbed, concepts, settings, memory)
-                    bound = _bound(statistics, concepts, prior)
-                    concepts = update(concepts, statistics, prior, settings)
+                while len(bounds) < self.max_iter and not converged and not interrupted:
+                    note = f"epoch {len(bounds) + 1}" + (f", bound {bounds[-1].total:.2f}" if bounds else "")
+                    report = partial(advance, note=note)
+                    fresh = pass_over(observations, perturbed, concepts, settings, memory, report)
+                    bound = _bound(fresh, concepts, prior)
+                    concepts, statistics = update(concepts, fresh, prior, settings), fresh
                     bounds.append(bound)
-                    advance(1, f"bound {bound.total:.2f}")
                     converged = len(bounds) > 1 and abs(bound.total - bounds[-2].total) < least_gain
             except KeyboardInterrupt:
                 interrupted = True
@@ -170,30 +178,31 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
         settings = self._settings(observations)
         _check_pair(observations, perturbed)
-        first = not self.__sklearn_is_fitted__()
-        if first:
-            concepts, prior = self._start(observations, perturbed, settings)
-        else:
+        if self.__sklearn_is_fitted__():
             self._check_fits(observations)
-            if self._statistics is None:
-                raise ValueError("a model loaded after fit has no statistics to go on from; start with partial_fit")
+            self._check_unchanged()
             concepts = self._concepts.to(settings.device, settings.dtype)
             prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
+            past, steps, bounds = self._statistics, self.n_steps_, self.lower_bounds_
+            if past is None and bounds:
+                raise ValueError(
+                    "this model was saved without its statistics; save(path, statistics=True) to go on later"
+                )
+        else:
+            concepts, prior, _ = self._start(observations, perturbed, settings)
+            past, steps, bounds = None, 0, []
         fresh = pass_over(observations, perturbed, concepts, settings)
         bound = _bound(fresh, concepts, prior)
-        steps = 1 if first else self.n_steps_ + 1
-        total = fresh
-        if not first:
-            assert self._statistics is not None
-            past = self._statistics.map(lambda t: t.to(settings.device))
+        total, steps = fresh, steps + 1
+        if past is not None:
+            past = past.map(lambda t: t.to(settings.device))
             rate = (self.learning_offset + steps) ** -self.learning_decay
             # Averages over images, scaled as if every image so far had left them: the prior's share shrinks as images come.
             seen = past.images + fresh.images
             old, new = (1 - rate) * seen / past.images, rate * seen / fresh.images
             total = past.map(lambda t: t * old) + fresh.map(lambda t: t * new)
         self._concepts, self._prior = update(concepts, total, prior, settings, local=fresh), prior
-        self._statistics = total
-        self.lower_bounds_ = [bound] if first else [*self.lower_bounds_, bound]
+        self._statistics, self.lower_bounds_ = total, [*bounds, bound]
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
         self.converged_, self.interrupted_ = False, False
         self._describe(observations, settings)
@@ -201,8 +210,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _start(
         self, observations: Observations, perturbed: Observations | None, settings: Settings
-    ) -> tuple[Concepts, Prior]:
-        """The best of several starts, by the bound after a few epochs on a sample of the images."""
+    ) -> tuple[Concepts, Prior, bool]:
+        """The best of several starts, by the bound after a few epochs on a sample of the images.
+
+        Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
+        """
         rng = np.random.default_rng(self.seed)
         sample = draw_sample(observations, self.n_concepts, settings, rng)
         if isinstance(self.init, str):
@@ -220,11 +232,15 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             place(means, sample, prior, alpha, observations.n_classes, self.covariance, self.rank)
             for means, _ in clusters
         ]
-        if len(starts) == 1:
-            return starts[0], prior
-        return max(
-            starts, key=lambda start: self._trial(start, observations, perturbed, sample, prior, settings)
-        ), prior
+        best, best_bound = starts[0], -np.inf
+        try:
+            for start in starts if len(starts) > 1 else []:
+                bound = self._trial(start, observations, perturbed, sample, prior, settings)
+                if bound > best_bound:
+                    best, best_bound = start, bound
+        except KeyboardInterrupt:
+            return best, prior, True
+        return best, prior, False
 
     def _trial(
         self,
@@ -235,8 +251,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         prior: Prior,
         settings: Settings,
     ) -> float:
-        some = observations[sample.images]  # type: ignore[index]
-        pair = None if perturbed is None else perturbed[sample.images]  # type: ignore[index]
+        some = observations[sample.images]
+        pair = None if perturbed is None else perturbed[sample.images]
         for _ in range(_TRIAL_EPOCHS):
             statistics = pass_over(some, pair, start, settings)
             bound = _bound(statistics, start, prior).total
@@ -252,7 +268,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         The transformer's prediction ŷ is withheld from inference unless `use_predictions`.
         """
-        self._check_fits(observations)
+        self._check_fits(observations, predictions=use_predictions)
         if use_predictions and not (observations.n_classes and self.label_head_.shape[1]):
             raise ValueError("use_predictions=True needs predictions, here and when the model was fitted")
         settings = self._settings(observations)
@@ -285,7 +301,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def nearest_patches(self, observations: Observations, concept: int, n: int = 5) -> Patches:
         """The n patches whose embeddings lie closest to μ_k, as in the paper's figures. Prefix tokens are not patches."""
-        self._check_fits(observations)
+        self._check_fits(observations, predictions=False)
         if not 0 <= concept < len(self._concepts):
             raise IndexError(f"concept {concept} of {len(self._concepts)}")
         settings = self._settings(observations)
@@ -343,19 +359,23 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._fitted()
         return np.flatnonzero(self.concept_weights_ < 1)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the model to a safetensors file. The file appears whole or not at all."""
+    def save(self, path: str | PathLike[str], statistics: bool | None = None) -> None:
+        """Write the model to a safetensors file, which appears whole or not at all.
+
+        `statistics` keeps what `partial_fit` needs to go on after `load`, about twice the size of the model. None keeps it
+        for models that were learned by `partial_fit`.
+        """
         from pace.files import save_model
 
         self._fitted()
-        save_model(self, path)
+        save_model(self, path, bool(self.n_steps_) if statistics is None else statistics)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> PACE:
-        """Read a model that `save` wrote."""
+    def load(cls, path: str | PathLike[str], device: Any = None) -> PACE:
+        """Read a model that `save` wrote. Where it was fitted does not matter; `device` says where to use it."""
         from pace.files import load_model
 
-        return load_model(path)
+        return load_model(cls, path).set_params(device=device)  # type: ignore[no-any-return]
 
     # -- checks and conversions ---------------------------------------------------------------------------------------
 
@@ -364,21 +384,29 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise NotFittedError("this PACE model is not fitted yet; call fit(observations) first")
         return self._concepts
 
-    def _check_fits(self, observations: Observations) -> None:
+    def _check_fits(self, observations: Observations, predictions: bool = True) -> None:
         concepts = self._fitted()
-        if not isinstance(observations, Observations):
-            raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
-        dim = concepts.gaussians.means.shape[1]
+        _check_type(observations)
+        dim, known = concepts.gaussians.means.shape[1], concepts.label_head.shape[1]
         if observations.dim != dim:
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
-        known = concepts.label_head.shape[1]
-        if known and observations.n_classes not in (0, known):
+        if predictions and known and observations.n_classes not in (0, known):
             raise ValueError(f"predictions have {observations.n_classes} classes; the model was fitted with {known}")
+
+    def _check_unchanged(self) -> None:
+        """Parameters that shaped what was learned cannot change between batches."""
+        fitted = {
+            "n_concepts": len(self._concepts),
+            "covariance": self._concepts.gaussians.name,
+            "updates": self.updates_,
+        }
+        for name, value in fitted.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name}: this model was fitted with {value!r}; clone it to learn with another")
 
     def _settings(self, observations: Observations) -> Settings:
         """Check the arguments, which the constructor only stored."""
-        if not isinstance(observations, Observations):
-            raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
+        _check_type(observations)
         least = {
             "n_concepts": 1,
             "n_init": 1,
@@ -392,14 +420,17 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             if not isinstance(value, (int, np.integer)) or value < lowest:
                 raise ValueError(f"{name}: expected a whole number of at least {lowest}; found {value!r}")
+        for name in ("tol", "sweep_tol", "head_rate", "learning_offset", "learning_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: expected at least 0; found {getattr(self, name)!r}")
         if self.covariance not in FAMILIES:
             raise ValueError(f"covariance: expected one of {', '.join(FAMILIES)}; found {self.covariance!r}")
         if self.updates not in ("exact", "paper"):
             raise ValueError(f"updates: expected 'exact' or 'paper'; found {self.updates!r}")
         if isinstance(self.init, str) and self.init != "k-means++":
             raise ValueError(f"init: expected 'k-means++' or an array of means; found {self.init!r}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1; found {self.batch_size}")
+        if self.batch_size is not None and (not isinstance(self.batch_size, (int, np.integer)) or self.batch_size < 1):
+            raise ValueError(f"batch_size: expected a whole number of at least 1 or None; found {self.batch_size!r}")
         dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: expected 'float32' or 'float64'; found {self.dtype!r}")
@@ -410,6 +441,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             negatives=self.negatives,
             batch_size=self.batch_size,
             learn_alpha=isinstance(self.alpha, str),
+            smallest_alpha=SMALLEST_ALPHA * (1 if self.updates == "exact" else 1 / observations.n_tokens),
             head_steps=self.head_steps,
             head_rate=self.head_rate,
             device=self._device(observations),
@@ -444,9 +476,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return float(strength) * settings.image_weight(observations.n_tokens) / observations.n_tokens
 
     def _describe(self, observations: Observations, settings: Settings) -> None:
-        assert self._statistics is not None
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
-        self.concept_weights_ = _numpy(self._statistics.moments["weight"]) * scale
+        weight = None if self._statistics is None else self._statistics.moments["weight"]
+        self.concept_weights_ = np.full(self.n_concepts, np.nan) if weight is None else _numpy(weight) * scale
+        self.updates_ = settings.updates
         self.n_features_in_ = observations.dim
 
 
@@ -455,11 +488,15 @@ def _bound(statistics: Statistics, concepts: Concepts, prior: Prior) -> Bound:
     return Bound(embedding + concepts.gaussians.log_prior(prior) / float(statistics.images), faithful, stable)
 
 
+def _check_type(observations: object) -> None:
+    if not isinstance(observations, Observations):
+        raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
+
+
 def _check_pair(observations: Observations, perturbed: Observations | None) -> None:
     if perturbed is None:
         return
-    if not isinstance(perturbed, Observations):
-        raise TypeError(f"perturbed: expected pace.Observations; found {type(perturbed).__name__}")
+    _check_type(perturbed)
     ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
     if ours != theirs:
         raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")

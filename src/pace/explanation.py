@@ -51,7 +51,7 @@ class Explanation:
     def patch_map(self, image: int, concept: int) -> Array:
         """φ of one concept over an image, laid out as the patches are (rows, columns)."""
         phi, grid = self._patches()
-        if not 0 <= concept < self.n_concepts:
+        if not -self.n_concepts <= concept < self.n_concepts:
             raise IndexError(f"concept {concept} of {self.n_concepts}")
         tokens: Array = phi[self._index(image), self.prefix_tokens :, concept]
         return tokens.reshape(grid)
@@ -72,8 +72,10 @@ class Explanation:
         grid = (len(row_starts), len(column_starts))
         return replace(self, phi=means.reshape(len(self), -1, self.n_concepts), grid=grid, prefix_tokens=0)
 
-    def __getitem__(self, images: slice | Array | list[int]) -> Explanation:
-        """The explanation of some of the images."""
+    def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
+        """The explanation of some of the images; of one, for an integer."""
+        if isinstance(images, (int, np.integer)):
+            images = [self._index(int(images))]
         phi = None if self.phi is None else self.phi[images]
         return replace(self, theta=self.theta[images], gamma=self.gamma[images], phi=phi)
 

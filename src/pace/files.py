@@ -26,19 +26,21 @@ FORMAT = "pace-model-1"
 _CONCEPTS = ("offset", "alpha", "label_head", "pair_weights")
 
 
-def save_model(model: PACE, path: str | PathLike[str]) -> None:
+def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None:
     concepts, prior = model._concepts, model._prior
     tensors: dict[str, Tensor] = {f"gaussians.{name}": t for name, t in concepts.gaussians.tensors().items()}
     tensors |= {name: getattr(concepts, name) for name in _CONCEPTS}
     tensors["prior_covariance"] = prior.covariance
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
-    if model.n_steps_ and model._statistics is not None:  # partial_fit goes on from these
+    if statistics and model._statistics is not None:
         tensors |= {f"statistics.{name}": t for name, t in model._statistics.tensors().items()}
     header = {
         "format": FORMAT,
         "version": __version__,
         "parameters": {name: _plain(value) for name, value in model.get_params().items()},
+        "covariance": concepts.gaussians.name,
+        "updates": model.updates_,
         "prior_strength": prior.strength,
         "n_steps": model.n_steps_,
         "converged": model.converged_,
@@ -47,7 +49,7 @@ def save_model(model: PACE, path: str | PathLike[str]) -> None:
     write_safely(path, {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"pace": json.dumps(header)})
 
 
-def load_model(path: str | PathLike[str]) -> PACE:
+def load_model(kind: type[PACE], path: str | PathLike[str]) -> PACE:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no model file at {path}")
@@ -61,14 +63,17 @@ def load_model(path: str | PathLike[str]) -> PACE:
         header = json.loads(metadata["pace"])
         if header["format"] != FORMAT:
             raise ValueError(f"{path} has format {header['format']}; this version reads {FORMAT}")
-        return _restore(header, tensors)
-    except (KeyError, json.JSONDecodeError, TypeError, AttributeError):
+        return _restore(kind, header, tensors)
+    except (KeyError, json.JSONDecodeError, TypeError, AttributeError, RuntimeError, IndexError):
         raise ValueError(f"{path} is not a PACE model; files that PACE.save wrote can be loaded") from None
 
 
-def _restore(header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
-    model = PACE(**header["parameters"])
-    gaussians = FAMILIES[model.covariance].from_tensors(_under("gaussians.", tensors))
+def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
+    if not all(bool(torch.isfinite(tensor).all()) for name, tensor in tensors.items() if name != "concept_weights"):
+        raise TypeError("a number in it is not finite")
+    model = kind(**header["parameters"])
+    gaussians = FAMILIES[header["covariance"]].from_tensors(_under("gaussians.", tensors))
+    model.updates_ = header["updates"]
     model._concepts = Concepts(gaussians, **{name: tensors[name] for name in _CONCEPTS})
     model._prior = Prior(tensors["prior_covariance"], header["prior_strength"])
     statistics = _under("statistics.", tensors)
@@ -111,4 +116,4 @@ def _plain(value: Any) -> Any:
         value = value.detach().cpu().numpy()
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    return value
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

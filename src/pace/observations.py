@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -58,8 +59,9 @@ class Observations:
             elif value is not None and not (hasattr(value, "shape") and hasattr(value, "__getitem__")):
                 object.__setattr__(self, name, np.asarray(value))
         if self.grid is not None:
-            rows, columns = self.grid
-            object.__setattr__(self, "grid", (int(rows), int(columns)))
+            if np.shape(self.grid) != (2,):
+                raise ValueError(f"grid: expected (rows, columns); found {self.grid!r}")
+            object.__setattr__(self, "grid", (int(self.grid[0]), int(self.grid[1])))
         self._check_shapes()
         self._check_values()
 
@@ -93,7 +95,7 @@ class Observations:
             _refuse(~torch.isfinite(batch.embeddings), start, "embeddings", "is NaN or infinite")
             _refuse(~torch.isfinite(batch.attention), start, "attention", "is NaN or infinite")
             _refuse(batch.attention < 0, start, "attention", "is negative")
-            _refuse(batch.attention.sum(1) <= 0, start, "attention", "is zero for every token")
+            _refuse(batch.attention.float().sum(1) <= 0, start, "attention", "is zero for every token")
             if batch.predictions is not None:
                 _refuse(~torch.isfinite(batch.predictions), start, "predictions", "is NaN or infinite")
                 off = (batch.predictions.float().sum(1) - 1).abs() > 0.02  # float16 rounds sums this far
@@ -102,6 +104,11 @@ class Observations:
 
     def __len__(self) -> int:
         return int(self.embeddings.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, J, d); scikit-learn's splitters read the first."""
+        return len(self), self.n_tokens, self.dim
 
     @property
     def n_tokens(self) -> int:
@@ -117,7 +124,10 @@ class Observations:
         return 0 if self.predictions is None else int(self.predictions.shape[1])
 
     def batch(
-        self, images: slice | Sequence[int], device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        images: slice | Sequence[int] | npt.NDArray[np.integer],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Batch:
         """Some images as tensors; nothing is copied that need not be."""
 
@@ -125,10 +135,13 @@ class Observations:
             part = array[images]
             if not isinstance(part, Tensor):
                 part = np.asarray(part)
-                # A read-only memory map must not become a tensor that could be written through.
-                part = torch.from_numpy(part if part.flags.writeable else part.copy())
-            part = part.to(device=device, dtype=dtype)
-            return part if part.is_floating_point() else part.to(torch.float32)
+                native = part.astype(part.dtype.newbyteorder("="), copy=False)
+                # What torch cannot share is copied: read-only memory maps, negative strides.
+                shared = native.flags.writeable and min(native.strides, default=0) >= 0
+                part = torch.from_numpy(native if shared else native.copy())
+            if not part.is_floating_point():
+                part = part.to(torch.float32)
+            return part.to(device=device, dtype=dtype)
 
         predictions = None if self.predictions is None else take(self.predictions)
         return Batch(take(self.embeddings), take(self.attention), predictions)
@@ -141,8 +154,8 @@ class Observations:
             part = slice(start, min(start + size, len(self)))
             yield part, self.batch(part, device, dtype)
 
-    def __getitem__(self, images: int | slice | Sequence[int]) -> Observations:
-        """The same observations for some of the images."""
+    def __getitem__(self, images: int | slice | Sequence[int] | npt.NDArray[np.integer]) -> Observations:
+        """The same observations for some of the images; of one image, for an integer."""
         if isinstance(images, (int, np.integer)):
             index = int(images)
             if not -len(self) <= index < len(self):

@@ -21,7 +21,7 @@ def setting(family, seed=0, k=3, d=6, n=60, dtype=torch.float64):
 
 def step(gaussians, features, r, prior):
     sums = gaussians.empty_sums()
-    gaussians.accumulate(features, r, sums)
+    gaussians.accumulate(features, r.clone(), sums)
     return gaussians.maximise(sums, prior)
 
 
@@ -81,9 +81,9 @@ def test_the_m_step_is_the_maximum(family):
 def test_sums_of_parts_add_up_to_the_sums_of_the_whole(family):
     gaussians, features, _, r, _ = setting(family)
     whole, parts = gaussians.empty_sums(), gaussians.empty_sums()
-    gaussians.accumulate(features, r, whole)
+    gaussians.accumulate(features, r.clone(), whole)
     for rows in (slice(0, 7), slice(7, None)):
-        gaussians.accumulate(features[rows], r[rows], parts)
+        gaussians.accumulate(features[rows], r[rows].clone(), parts)
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name])
 
@@ -97,6 +97,61 @@ def test_a_concept_without_patches_keeps_its_mean_and_takes_the_priors_covarianc
     if family in ("full", "diag"):
         torch.testing.assert_close(dense(best)[1].diagonal(), prior.covariance.diagonal())
     assert torch.isfinite(best.mahalanobis(features)).all()
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_weights_below_the_precision_count_nowhere(family):
+    """Otherwise a concept with such weights alone would have some weight and no patches, and a mean of nowhere."""
+    gaussians, features, _, r, prior = setting(family, k=16, d=256, n=300, dtype=torch.float32)
+    r[:] = 0
+    r[torch.arange(300), torch.arange(300) % 12] = 1  # sparse enough for the sparse sums
+    r[:, 13] = 1e-9
+    best = step(gaussians, features, r, prior)
+    torch.testing.assert_close(best.means[13], gaussians.means[13])
+    torch.testing.assert_close(best.means[14], gaussians.means[14])
+    assert torch.isfinite(best.mahalanobis(features)).all()
+
+
+@pytest.mark.parametrize("family", ["diag", "tied", "low_rank"])
+def test_sparse_sums_are_the_dense_ones(family, monkeypatch):
+    gaussians, features, _, r, _ = setting(family, k=40, d=512, n=400)
+    r[torch.rand(r.shape) < 0.95] = 0
+    sums = []
+    for wide in (1, 10**9):  # all products sparse, then none
+        monkeypatch.setattr("pace.model.gaussians._WIDE", wide)
+        sums.append(gaussians.empty_sums())
+        gaussians.accumulate(features, r.clone(), sums[-1])
+    for name in sums[0]:
+        torch.testing.assert_close(sums[0][name], sums[1][name])
+
+
+def test_an_emptied_low_rank_concept_can_find_its_directions_again():
+    gaussians, features, _, r, prior = setting("low_rank")
+    empty = r.clone()
+    empty[:, 1] = 0
+    back = step(gaussians, features, empty, prior)
+    for _ in range(3):
+        back = step(back, features, r, prior)
+    assert back.factors[1].abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("family", "distance", "error"), [("full", 100, 0.01), ("diag", 10, 0.5), ("tied", 10, 0.5)])
+def test_float32_distances_in_768_dimensions_are_right_to_a_fraction_of_a_nat(family, distance, error):
+    """Means this many standard deviations from the data's mean, in every dimension; the true distance is about 768."""
+    torch.manual_seed(0)
+    means = torch.tensor([[float(distance)], [-float(distance)]]).expand(2, 768).contiguous()
+    x = means[0] + torch.randn(200, 768)
+    gaussians = FAMILIES[family].seed(means, torch.eye(768, dtype=torch.float64), rank=2)
+    found = gaussians.mahalanobis(gaussians.features(x, torch.zeros(768)))[:, 0]
+    assert (found.double() - (x.double() - distance).square().sum(1)).abs().max() < error
+
+
+@pytest.mark.parametrize("family", ["diag", "full", "low_rank"])
+def test_a_covariance_that_vanishes_is_refused_in_one_line(family):
+    gaussians, features, _, r, prior = setting(family, n=3)
+    r[:] = torch.eye(3, dtype=r.dtype)
+    with pytest.raises(ValueError, match="not positive definite; use a larger covariance_prior"):
+        step(gaussians, features, r, Prior(prior.covariance, 0.0))
 
 
 @pytest.mark.parametrize(("family", "distance"), [("full", 300), ("diag", 30), ("tied", 30), ("low_rank", 30)])
@@ -118,9 +173,13 @@ def test_full_covariances_stay_positive_definite_from_few_patches_in_768_dimensi
     prior = Prior(prior.covariance, 768.0)
     for _ in range(3):
         gaussians = step(gaussians, features, r, prior)
+    spectrum = torch.linalg.eigvalsh(prior.covariance)
     for covariance in gaussians.covariances():
-        assert torch.linalg.eigvalsh(covariance)[0] > 0
-    assert torch.isfinite(gaussians.mahalanobis(features)).all()
+        # The patches span 300 of 768 dimensions; the prior fills the others in, and keeps the whole well conditioned.
+        assert torch.linalg.cond(covariance) < 20 * spectrum[-1] / spectrum[0]
+    fresh = gaussians.means[0] + torch.randn(50, 768) @ torch.linalg.cholesky(prior.covariance).float().T
+    distance = gaussians.mahalanobis(fresh)[:, 0]
+    assert ((distance > 400) & (distance < 1600)).all()  # 768 where the covariance is right
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)

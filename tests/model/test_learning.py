@@ -12,7 +12,7 @@ from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.model.learning import _ascend, _fit_dirichlet, pass_over, update
+from pace.model.learning import _ascend, _fit_dirichlet, grouped_batches, pass_over, update
 from pace.model.objective import faithfulness, faithfulness_gradients
 
 FAMILIES = ["full", "diag", "tied", "low_rank"]
@@ -155,12 +155,12 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(family):
     data = small(2, images=24)
     model = PACE(4, covariance=family, rank=2, negatives=6, dtype="float64", device="cpu")
     settings = model._settings(data.observations)
-    concepts, prior = model._start(data.observations, data.perturbed, settings)
+    concepts, prior, _ = model._start(data.observations, data.perturbed, settings)
     concepts = update(concepts, pass_over(data.observations, data.perturbed, concepts, settings), prior, settings)
     whole = pass_over(data.observations, data.perturbed, concepts, settings)
-    parts = [
-        pass_over(data.observations[p], data.perturbed[p], concepts, settings) for p in (slice(12, 24), slice(0, 12))
-    ]
+    # Images 0, 4, 8, … are one group of negatives. Two parts of two groups each, laid out so that they stay groups.
+    halves = [np.stack([np.arange(g, 24, 4) for g in pair], axis=1).ravel() for pair in ((2, 3), (0, 1))]
+    parts = [pass_over(data.observations[half], data.perturbed[half], concepts, settings) for half in halves]
     merged = parts[0] + parts[1]
     for name, tensor in whole.tensors().items():
         torch.testing.assert_close(merged.tensors()[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
@@ -182,10 +182,27 @@ def test_adam_on_the_minorant_never_lowers_l_f_and_reaches_the_best_point_of_the
     assert (head - expected).abs().max() < 1e-3
 
 
+def test_groups_cover_every_image_once_and_mix_what_lies_together():
+    for n in (1, 2, 63, 64, 65, 200):
+        for at_once in (1, 64, 150):
+            batches = list(grouped_batches(n, 64, at_once))
+            assert sorted(np.concatenate([images for images, _ in batches])) == list(range(n))
+            assert all(1 <= size <= 64 for _, sizes in batches for size in sizes)
+    (images, sizes), *_ = grouped_batches(200, 64, 64)
+    assert sizes == [50]
+    assert len(set(images // 10)) == 20  # sorted by class, ten images each: every class is there
+
+
+def test_predictions_that_do_not_quite_sum_to_one_do_not_let_the_bound_fall():
+    data = small(3, grid=(1, 5))
+    off = Observations(data.observations.embeddings, data.observations.attention, 1.019 * data.observations.predictions)
+    assert never_falls([bound.total for bound in fit(off, data.perturbed, n_concepts=5).lower_bounds_])
+
+
 def test_a_learned_dirichlet_is_the_one_the_draws_came_from():
     truth = torch.tensor([0.05, 0.3, 1.0, 4.0], dtype=torch.float64)
     draws = torch.distributions.Dirichlet(truth).sample((20_000,)).clamp_min(1e-300)
     alpha = torch.full((4,), 0.1, dtype=torch.float64)
     for _ in range(30):
-        alpha = _fit_dirichlet(alpha, draws.log().mean(0))
+        alpha = _fit_dirichlet(alpha, draws.log().mean(0), 1e-3)
     torch.testing.assert_close(alpha, truth, rtol=0.05, atol=0)

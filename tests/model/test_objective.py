@@ -2,6 +2,7 @@ import torch
 from torch.distributions import Dirichlet, kl_divergence
 
 from pace.model.objective import (
+    Groups,
     dirichlet_kl,
     expected_log_theta,
     faithfulness,
@@ -12,7 +13,7 @@ from pace.model.objective import (
 
 torch.manual_seed(0)
 B, K, N = 7, 4, 5
-GROUPS = torch.tensor([0, 0, 0, 1, 1, 1, 2])  # the last image is alone: it has no negatives
+GROUPS = Groups([3, 3, 1])  # the last image is alone: it has no negatives
 
 
 def tensors():

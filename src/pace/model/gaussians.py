@@ -23,7 +23,7 @@ Sums = dict[str, Tensor]
 # Rows and columns worked on together: small enough to stay in a CPU's cache, large enough to fill a GPU.
 _ROWS = {"cpu": 4096, "cuda": 1 << 16}
 _COLUMNS = {"cpu": 64, "cuda": 256}
-_SPARSE = 8  # a product with one entry in so many is quicker without the others
+_SPARSE, _WIDE = 8, 512  # with one entry in so many, and so many columns, a product is quicker without the others
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,12 @@ class Gaussians(ABC):
     def seed(cls, means: Tensor, covariance: Tensor, rank: int) -> Gaussians:
         """All concepts start from one covariance (d, d)."""
 
-    def features(self, embeddings: Tensor, offset: Tensor) -> Tensor:
-        """What `mahalanobis` and `accumulate` read: the patches x = e - offset, and their squares where these are needed."""
-        return embeddings - offset
+    def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
+        """What `mahalanobis` and `accumulate` read: the patches x = e - offset, and their squares where these are needed.
+
+        `room` is what an earlier call returned, if that is no longer needed: fresh memory costs more than the arithmetic.
+        """
+        return torch.sub(embeddings, offset, out=_room(room, embeddings, embeddings.shape[1]))
 
     @abstractmethod
     def mahalanobis(self, x: Tensor) -> Tensor:
@@ -58,9 +61,15 @@ class Gaussians(ABC):
     def empty_sums(self) -> Sums:
         """Zeros for `accumulate`; always with `weight` Σ_i r_ik (K,) and `first` Σ_i r_ik x_i (K, d)."""
 
-    @abstractmethod
     def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        """Add these patches, given as features, to the sums."""
+        """Add these patches, given as features, to the sums; r is used up.
+
+        Most responsibilities are zero to machine precision. Those patches are left out, of all sums alike.
+        """
+        self._accumulate(x, torch.nn.functional.threshold(r, 8 * torch.finfo(r.dtype).eps, 0.0, inplace=True), sums)
+
+    @abstractmethod
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None: ...
 
     @abstractmethod
     def maximise(self, sums: Sums, prior: Prior) -> Gaussians:
@@ -124,13 +133,11 @@ class FullGaussians(Gaussians):
         k, d = self.means.shape
         return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(k, d, d)}
 
-    def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        # Most responsibilities are zero to machine precision, and those patches are left out of the scatter.
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         # Each concept's patches are centred on its present mean, since float32 products around a distant origin
         # would lose the covariance; the sums themselves are around the common origin and therefore add up.
-        smallest = torch.finfo(r.dtype).eps
         for k, weights in enumerate(r.T.contiguous()):
-            rows = (weights > smallest).nonzero().squeeze(1)
+            rows = weights.nonzero().squeeze(1)
             if len(rows) == 0:
                 continue
             root = weights[rows].sqrt()
@@ -200,11 +207,11 @@ class TiedGaussians(Gaussians):
         k, d = self.means.shape
         return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(d, d)}
 
-    def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        sums["weight"] += r.sum(0, dtype=torch.float64)
-        sums["first"] += (r.T @ x).double()
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+        sums["weight"].add_(r.sum(0))
+        sums["first"].add_(_weighted_sums(r, x))
         rooted = x * r.sum(1, keepdim=True).sqrt()
-        sums["second"] += (rooted.T @ rooted).double()
+        sums["second"].add_(rooted.T @ rooted)
 
     def maximise(self, sums: Sums, prior: Prior) -> TiedGaussians:
         means, weight = self._new_means(sums), sums["weight"]
@@ -239,9 +246,9 @@ class _DiagonalFeatures(Gaussians):
             max(256, (1 << 20) // self.means.shape[1]) if self.means.device.type == "cpu" else super().tokens_at_once()
         )
 
-    def features(self, embeddings: Tensor, offset: Tensor) -> Tensor:
-        n, d = embeddings.shape
-        both = embeddings.new_empty(n, 2 * d)
+    def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
+        d = embeddings.shape[1]
+        both = _room(room, embeddings, 2 * d)
         torch.sub(embeddings, offset, out=both[:, :d])
         torch.mul(both[:, :d], both[:, :d], out=both[:, d:])
         return both
@@ -270,7 +277,7 @@ class DiagGaussians(_DiagonalFeatures):
         k, d = self.means.shape
         return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(k, d)}
 
-    def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         _add_diagonal_sums(x, r, sums)
 
     def maximise(self, sums: Sums, prior: Prior) -> DiagGaussians:
@@ -279,7 +286,7 @@ class DiagGaussians(_DiagonalFeatures):
         scatter = torch.where(weight > 0, sums["second"] - weight * means.square(), 0.0).clamp_min(0)
         variances = (scatter + target) / (weight + prior.strength)
         variances = torch.where(weight + prior.strength > 0, variances, self.variances.double())
-        return DiagGaussians(means.to(self.means.dtype), variances.to(self.means.dtype))
+        return DiagGaussians(means.to(self.means.dtype), _positive(variances.to(self.means.dtype)))
 
     def log_prior(self, prior: Prior) -> float:
         variances = self.variances.double()
@@ -356,14 +363,13 @@ class LowRankGaussians(_DiagonalFeatures):
             "spread": self._zeros(k, rank, rank),  # Σ r E[f fᵀ]
         }
 
-    def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         _add_diagonal_sums(x, r, sums)
         x = x[:, : self.means.shape[1]]
-        smallest = torch.finfo(r.dtype).eps
         gain = self.factor_covariance @ (self.factors.double() / self.variances.double()[:, :, None]).mT  # B_k
         gain = gain.to(x.dtype)
         for k, weights in enumerate(r.T.contiguous()):
-            rows = (weights > smallest).nonzero().squeeze(1)
+            rows = weights.nonzero().squeeze(1)
             if len(rows) == 0:
                 continue
             patches, weight = x[rows], weights[rows, None]
@@ -387,16 +393,17 @@ class LowRankGaussians(_DiagonalFeatures):
             1,
         )
         cross = torch.cat([sums["cross"], sums["first"][:, :, None]], 2)
-        used = weight > 1e-8
+        used = weight > 0
         identity = torch.eye(rank + 1, dtype=torch.float64, device=means.device)
         coefficients = torch.linalg.solve(torch.where(used[:, :, None], moments, identity), cross.mT).mT
         residual = (sums["second"] - (coefficients * cross).sum(2)).clamp_min(0)
         target = prior.strength * prior.covariance.diagonal()
         variances = (torch.where(used, residual, 0.0) + target) / (weight + prior.strength)
         variances = torch.where(used | (prior.strength > 0), variances, self.variances.double())
-        factors = torch.where(used[:, :, None], coefficients[:, :, :rank], 0.0)
+        # A concept without patches keeps its directions: from none, factor analysis would never find any.
+        factors = torch.where(used[:, :, None], coefficients[:, :, :rank], self.factors.double())
         dtype = self.means.dtype
-        return LowRankGaussians(means.to(dtype), variances.to(dtype), factors.to(dtype))
+        return LowRankGaussians(means.to(dtype), _positive(variances.to(dtype)), factors.to(dtype))
 
     def log_prior(self, prior: Prior) -> float:
         return DiagGaussians(self.means, self.variances).log_prior(prior)
@@ -418,14 +425,25 @@ FAMILIES: dict[str, type[Gaussians]] = {
 }
 
 
+_NOT_POSITIVE = (
+    "a concept's covariance is not positive definite; use a larger covariance_prior, or rescale the embeddings if their "
+    "squares leave the range of dtype"
+)
+
+
+def _positive(variances: Tensor) -> Tensor:
+    smallest, largest = variances.aminmax()
+    if not (smallest >= torch.finfo(variances.dtype).tiny and largest < torch.inf):
+        raise ValueError(_NOT_POSITIVE)
+    return variances
+
+
 def _precision_cholesky(covariance: Tensor) -> Tensor:
     """P upper triangular with P Pᵀ = Σ⁻¹, float64."""
     covariance = (covariance + covariance.mT) / 2
     lower, failed = torch.linalg.cholesky_ex(covariance)
-    if failed:
-        raise ValueError(
-            "a concept's covariance is not positive definite; use a larger covariance_prior or covariance='diag'"
-        )
+    if failed or not bool(torch.isfinite(lower[-1]).all()):
+        raise ValueError(_NOT_POSITIVE)
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
     inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
     return inverse.mT.contiguous()
@@ -459,18 +477,29 @@ def _diagonal_quadratic(means: Tensor, variances: Tensor) -> tuple[Tensor, Tenso
 
 
 def _add_diagonal_sums(x: Tensor, r: Tensor, sums: Sums) -> None:
-    sums["weight"] += r.sum(0, dtype=torch.float64)
-    first, second = _weighted_sums(r, x).double().chunk(2, dim=1)
-    sums["first"] += first
-    sums["second"] += second
+    d = sums["first"].shape[1]
+    both = _weighted_sums(r, x)
+    sums["weight"].add_(r.sum(0))
+    sums["first"].add_(both[:, :d])
+    sums["second"].add_(both[:, d:])
 
 
 def _weighted_sums(r: Tensor, x: Tensor) -> Tensor:
-    """rᵀ x. On a CPU, where r is mostly zero to machine precision, only from the entries that are not."""
-    if r.device.type == "cpu":
-        weighty = r > torch.finfo(r.dtype).eps
-        if int(weighty.sum()) * _SPARSE < r.numel():
+    """rᵀ x. On a CPU, where r is mostly zero, only from the entries that are not."""
+    if r.device.type == "cpu" and x.shape[1] >= _WIDE:
+        some = r[::16]
+        if int(some.count_nonzero()) * _SPARSE < some.numel():
+            n, k = r.shape
+            flat = r.T.flatten()
+            places = flat.nonzero().squeeze(1)
+            starts = torch.searchsorted(places, n * torch.arange(k + 1))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR layout a beta feature
-                return (r * weighty).T.contiguous().to_sparse_csr() @ x
+                return torch.sparse_csr_tensor(starts, places % n, flat[places], (k, n)) @ x
     return r.T @ x
+
+
+def _room(room: Tensor | None, like: Tensor, columns: int) -> Tensor:
+    if room is None or len(room) < len(like):
+        return like.new_empty(len(like), columns)
+    return room[: len(like)]

@@ -10,12 +10,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pace.model.gaussians import Gaussians, Prior
 from pace.model.inference import Posterior, Updates, Weights, infer, uniform_start
 from pace.model.objective import (
+    Groups,
     expected_log_theta,
     faithfulness,
     faithfulness_gradients,
@@ -25,7 +28,9 @@ from pace.model.objective import (
 from pace.model.statistics import Statistics
 from pace.observations import Batch, Observations
 
-SMALLEST_ALPHA = 1e-3
+Images = slice | npt.NDArray[np.int64]
+
+SMALLEST_ALPHA = 1e-3  # of a patch
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Settings:
     negatives: int
     batch_size: int | None
     learn_alpha: bool
+    smallest_alpha: float
     head_steps: int
     head_rate: float
     device: torch.device
@@ -82,11 +88,11 @@ class Memory:
         counts, phi_bar = uniform_start(views * n_images, n_concepts, n_tokens, settings.updates, settings.device)
         self._state = torch.stack([counts, phi_bar]).to(settings.dtype).view(2, views, n_images, n_concepts)
 
-    def recall(self, images: slice) -> tuple[Tensor, Tensor]:
+    def recall(self, images: Images) -> tuple[Tensor, Tensor]:
         counts, phi_bar = self._state[:, :, images].flatten(1, 2).double()
         return counts, phi_bar
 
-    def keep(self, images: slice, posterior: Posterior) -> None:
+    def keep(self, images: Images, posterior: Posterior) -> None:
         for place, value in zip(self._state, (posterior.counts, posterior.phi_bar), strict=True):
             place[:, images] = value.view(len(place), -1, value.shape[1]).to(place.dtype)
 
@@ -100,23 +106,27 @@ def pass_over(
     report: Callable[[int], object] = lambda images: None,
 ) -> Statistics:
     """The E-step for all images: φ and γ of each, and the statistics they leave."""
-    views = 1 if perturbed is None else 2
+    views = [observations] if perturbed is None else [observations, perturbed]
     total = Statistics.zeros(concepts.gaussians.empty_sums(), concepts.label_head.shape[1])
-    room = settings.images_per_batch(observations.n_tokens, views, concepts.gaussians)
-    # Without pairs there are no negatives, and an image needs no company.
-    for images, groups in _grouped_batches(len(observations), settings.negatives if perturbed else 1, room):
-        batches = [view.batch(images, settings.device, settings.dtype) for view in (observations, perturbed) if view]
-        start = memory.recall(images) if memory else None
-        posterior = _expect(batches, groups.to(settings.device), concepts, settings, start, total)
-        if memory:
+    at_once = settings.images_per_batch(observations.n_tokens, len(views), concepts.gaussians)
+    plan = plain_batches(len(observations), at_once)
+    if perturbed is not None:
+        plan = grouped_batches(len(observations), settings.negatives, at_once)
+    features = None
+    for images, sizes in plan:
+        batches = [view.batch(images, settings.device, settings.dtype) for view in views]
+        start = None if memory is None else memory.recall(images)
+        groups = Groups(sizes, settings.device)
+        posterior, features = _expect(batches, groups, concepts, settings, start, total, features)
+        if memory is not None:
             memory.keep(images, posterior)
-        report(images.stop - images.start)
+        report(sum(sizes))
     return total
 
 
 def explain_batch(batch: Batch, concepts: Concepts, settings: Settings, *, use_predictions: bool = False) -> Posterior:
     """Image and patch level of new images, each on its own; ŷ is used only when asked for."""
-    predictions = batch.predictions.double() if use_predictions and batch.predictions is not None else None
+    predictions = _distributions(batch.predictions) if use_predictions and batch.predictions is not None else None
     log_likelihood, weights, _ = _evidence([batch], concepts, settings)
 
     def pull(phi_bar: Tensor) -> Tensor:
@@ -143,29 +153,39 @@ def update(
         ).squeeze(1)  # fmt: skip
     alpha = concepts.alpha
     if settings.learn_alpha:
-        alpha = _fit_dirichlet(alpha, statistics.log_theta / statistics.views)
+        alpha = _fit_dirichlet(alpha, statistics.log_theta / statistics.views, settings.smallest_alpha)
     gaussians = concepts.gaussians.maximise(statistics.moments, prior)
     return replace(concepts, gaussians=gaussians, alpha=alpha, label_head=label_head, pair_weights=pair_weights)
 
 
-def _grouped_batches(n_images: int, negatives: int, room: int) -> Iterator[tuple[slice, Tensor]]:
-    """Whole groups of mutual negatives, as many at once as fit. Which images share a group depends on `negatives` alone."""
+def plain_batches(n_images: int, at_once: int) -> Iterator[tuple[Images, list[int]]]:
+    """All images in order; without pairs there are no negatives, and an image needs no company."""
+    for start in range(0, n_images, at_once):
+        stop = min(start + at_once, n_images)
+        yield slice(start, stop), [stop - start]
+
+
+def grouped_batches(n_images: int, negatives: int, at_once: int) -> Iterator[tuple[Images, list[int]]]:
+    """Whole groups of mutual negatives, as many at once as fit, and their sizes.
+
+    Group g of G holds images g, g + G, g + 2G, …: datasets come sorted by class, and negatives should not all be of one.
+    Which images share a group depends on their order and on `negatives`, not on what is worked on at once.
+    """
     n_groups = -(-n_images // negatives)
-    edges = [n_images * g // n_groups for g in range(n_groups + 1)]
-    first = 0
-    for last in range(1, n_groups + 1):
-        if last == n_groups or edges[last + 1] - edges[first] > room:
-            sizes = torch.tensor([edges[g + 1] - edges[g] for g in range(first, last)])
-            yield slice(edges[first], edges[last]), torch.arange(last - first).repeat_interleave(sizes)
-            first = last
+    together = max(1, at_once // negatives)
+    for first in range(0, n_groups, together):
+        members = [np.arange(g, n_images, n_groups) for g in range(first, min(first + together, n_groups))]
+        yield np.concatenate(members), [len(m) for m in members]
 
 
-def _evidence(batches: list[Batch], concepts: Concepts, settings: Settings) -> tuple[Tensor, Weights, Tensor]:
+def _evidence(
+    batches: list[Batch], concepts: Concepts, settings: Settings, room: Tensor | None = None
+) -> tuple[Tensor, Weights, Tensor]:
     """Log-likelihood of every token under every concept (B, J, K), the tokens' weights, and their features."""
     embeddings = batches[0].embeddings if len(batches) == 1 else torch.cat([batch.embeddings for batch in batches])
     weights = Weights.of(torch.cat([batch.attention for batch in batches]), settings.updates)
     n_images, n_tokens, dim = embeddings.shape
-    x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset)
+    x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset, room)
     mahalanobis = concepts.gaussians.mahalanobis(x).view(n_images, n_tokens, len(concepts))
     return weights.log_likelihood(mahalanobis, concepts.gaussians.log_det, dim), weights, x
 
@@ -194,18 +214,19 @@ def _infer(
 
 def _expect(
     batches: list[Batch],
-    groups: Tensor,
+    groups: Groups,
     concepts: Concepts,
     settings: Settings,
     start: tuple[Tensor, Tensor] | None,
     total: Statistics,
-) -> Posterior:
+    room: Tensor | None,
+) -> tuple[Posterior, Tensor]:
     """Infer one batch (original views first, then perturbed ones) and add it to the statistics."""
-    images, paired = len(groups), len(batches) == 2
+    images, paired = len(batches[0].attention), len(batches) == 2
     head, beta = concepts.label_head, concepts.pair_weights
     predictions = None
     if head.shape[1] > 0 and batches[0].predictions is not None:
-        predictions = batches[0].predictions.double()
+        predictions = _distributions(batches[0].predictions)
     own_term_only = settings.updates == "paper"
 
     def pull(phi_bar: Tensor) -> Tensor:
@@ -221,7 +242,7 @@ def _expect(
             gradient[images:] += theirs
         return gradient
 
-    log_likelihood, weights, x = _evidence(batches, concepts, settings)
+    log_likelihood, weights, x = _evidence(batches, concepts, settings, room)
     has_pull = paired or predictions is not None
     posterior = _infer(log_likelihood, weights, concepts, settings, start, pull if has_pull else None)
 
@@ -240,14 +261,19 @@ def _expect(
         other = posterior.phi_bar[images:]
         total.bound[2] += stability(original, other, beta, groups).sum()
         total.pair_gradient += stability_gradients(original, other, beta, groups, own_term_only=True)[2]
-        for group in range(int(groups[-1]) + 1):
-            outer = original[groups == group]
-            if len(outer) > 1:  # likewise: scores lie in [0, 1], so no share exceeds e / (e + F - 1)
-                steepest = math.e / (math.e + len(outer) - 2)
-                total.pair_curvature += steepest * (outer.T @ outer).square()
+        tidy = groups.padded(original)
+        for size, outer in zip(groups.sizes, tidy.mT @ tidy, strict=True):
+            if size > 1:  # likewise: scores lie in [0, 1], so no share exceeds e / (e + F - 1)
+                total.pair_curvature += math.e / (math.e + size - 2) * outer.square()
     r = posterior.phi.mul_(weights.count[:, :, None])  # φ is not needed again
     concepts.gaussians.accumulate(x, r.view(len(x), -1), total.moments)
-    return posterior
+    return posterior, x
+
+
+def _distributions(predictions: Tensor) -> Tensor:
+    """ŷ as float64 that sums to one to the last digit, which float16 probabilities do not."""
+    wide = predictions.double()
+    return wide / wide.sum(1, keepdim=True)
 
 
 def _ascend(
@@ -259,20 +285,21 @@ def _ascend(
     """
     point = start.clone().requires_grad_(True)
     optimiser = torch.optim.Adam([point], lr=rate, maximize=True)
+    slope = gradient
     best, best_value = start, 0.0
     for _ in range(steps):
+        point.grad = slope
+        optimiser.step()
+        point.data.clamp_(*box)
         move = point.detach() - start
         slope = gradient - curvature @ move
         value = float((move * (gradient + slope)).sum()) / 2
         if value > best_value:
             best, best_value = point.detach().clone(), value
-        point.grad = slope
-        optimiser.step()
-        point.data.clamp_(*box)
     return best
 
 
-def _fit_dirichlet(alpha: Tensor, mean_log: Tensor, steps: int = 20) -> Tensor:
+def _fit_dirichlet(alpha: Tensor, mean_log: Tensor, smallest: float, steps: int = 20) -> Tensor:
     """Minka's fixed point Ψ(α_k) = Ψ(Σα) + mean E[log θ_k]: every step raises Σ_m E log Dirichlet(θ_m | α)."""
     for _ in range(steps):
         target = torch.digamma(alpha.sum()) + mean_log
@@ -280,5 +307,5 @@ def _fit_dirichlet(alpha: Tensor, mean_log: Tensor, steps: int = 20) -> Tensor:
         alpha = torch.where(target >= -2.22, target.exp() + 0.5, -1 / (target - torch.digamma(torch.ones_like(target))))
         for _ in range(5):
             alpha = alpha - (torch.digamma(alpha) - target) / torch.polygamma(1, alpha)
-        alpha = alpha.clamp_min(SMALLEST_ALPHA)
+        alpha = alpha.clamp_min(smallest)
     return alpha

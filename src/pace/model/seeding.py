@@ -28,19 +28,23 @@ class Sample:
 
 
 def draw_sample(observations: Observations, n_concepts: int, settings: Settings, rng: np.random.Generator) -> Sample:
-    """Whole images, enough of them to hold `PATCHES_PER_CONCEPT` patches for every concept."""
-    wanted = min(len(observations), -(-PATCHES_PER_CONCEPT * n_concepts // observations.n_tokens))
-    images = np.sort(rng.choice(len(observations), wanted, replace=False))
-    batch = observations.batch(images, settings.device, settings.dtype)  # type: ignore[arg-type]
-    weights = Weights.of(batch.attention, "exact").count.flatten()
-    patches = batch.embeddings.flatten(0, 1)
-    counted = weights > 0
-    if int(counted.sum()) < n_concepts:
+    """Whole images, enough of them to hold `PATCHES_PER_CONCEPT` patches with positive weight for every concept."""
+    order = rng.permutation(len(observations))
+    wanted = -(-PATCHES_PER_CONCEPT * n_concepts // observations.n_tokens)
+    while True:
+        images = np.sort(order[:wanted])
+        batch = observations.batch(images, settings.device, settings.dtype)
+        weights = Weights.of(batch.attention, "exact").count.flatten()
+        counted = weights > 0
         found = int(counted.sum())
+        if found >= PATCHES_PER_CONCEPT * n_concepts or wanted >= len(observations):
+            break
+        wanted *= 2  # tokens without attention do not count
+    if found < n_concepts:
         raise ValueError(
             f"n_concepts={n_concepts} is more than the {found} patches with positive attention; use at most {found}"
         )
-    patches, weights = patches[counted], weights[counted]
+    patches, weights = batch.embeddings.flatten(0, 1)[counted], weights[counted]
     offset = torch.einsum("n,nd->d", weights.double(), patches.double()) / weights.sum(dtype=torch.float64)
     offset = offset.to(settings.dtype)
     return Sample(images, patches - offset, weights, offset)
@@ -68,7 +72,7 @@ def within_covariance(sample: Sample, means: Tensor) -> Tensor:
     """Pooled covariance of the patches around their nearest centre, shrunk so that it is safely positive definite.
 
     Shrinkage towards a multiple of the identity by the oracle-approximating rule (Chen, Wiesel, Eldar & Hero 2010), so that it
-    turns with the embeddings. Without any spread, the unit matrix.
+    turns with the embeddings.
     """
     x = (sample.patches - means[torch.cdist(sample.patches, means).argmin(1)]).double()
     weights = sample.weights.double()
@@ -76,9 +80,12 @@ def within_covariance(sample: Sample, means: Tensor) -> Tensor:
     n, dim = x.shape
     identity = torch.eye(dim, dtype=torch.float64, device=x.device)
     scale = covariance.trace() / dim
-    size = (sample.patches.double() + sample.offset.double()).square().mean()
-    if scale <= 1e-12 * size:
-        return identity * (size if size > 0 else 1.0) * 1e-6 if size > 0 else identity
+    # Spread that the working precision cannot tell from none: what sums of squares and the embeddings' own rounding lose.
+    eps = 8 * torch.finfo(sample.patches.dtype).eps
+    centred, whole = sample.patches.double(), sample.patches.double() + sample.offset.double()
+    floor = eps * centred.square().mean() + eps**2 * whole.square().mean()
+    if scale <= floor:
+        return identity * (floor if floor > 0 else 1.0)
     square, total = covariance.square().sum(), covariance.trace() ** 2
     spread = (n + 1 - 2 / dim) * (square - total / dim)
     shrinkage = float(((1 - 2 / dim) * square + total) / spread) if spread > 0 else 1.0
