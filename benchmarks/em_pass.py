@@ -18,7 +18,8 @@ import torch
 from sklearn.mixture import GaussianMixture
 
 from pace import PACE, Observations
-from pace.model import gaussians
+from pace.arguments import settings_of
+from pace.model.gaussians import dense
 from pace.model.learning import pass_over, update
 
 TOKENS = 196
@@ -45,7 +46,7 @@ def compare(covariance: str, d: int, n: int, k: int, repeats: int) -> dict[str, 
     x = points(n, d, k, np.random.default_rng(0))
     observations = Observations(x.reshape(-1, TOKENS, d), np.ones((len(x) // TOKENS, TOKENS), np.float32))
     model = PACE(k, covariance=covariance, n_init=1, max_iter=1, max_sweeps=1, device="cpu", progress=False)
-    settings = model._settings(observations)
+    settings = settings_of(model, observations)
     concepts, prior, _ = model._start(observations, None, settings)
 
     theirs = GaussianMixture(k, covariance_type=covariance, reg_covar=1e-4)
@@ -88,15 +89,15 @@ def _carried_out(covariance, concepts, observations, settings, d) -> float:
     """Operations of the products in a full-covariance pass: triangular blocks, and the scatter of patches with weight."""
     if covariance != "full":
         return float("nan")
-    k, width = len(concepts), gaussians._COLUMNS["cpu"]
+    k, width = len(concepts), dense._COLUMNS["cpu"]
     ends = [min(s + width, d) - s for s in range(0, d, width)]
     triangular = sum(2 * min(s + width, d) * w for s, w in zip(range(0, d, width), ends, strict=True))
     n = len(observations) * observations.n_tokens
     seen = []
-    accumulate = gaussians.FullGaussians.accumulate
-    gaussians.FullGaussians.accumulate = lambda self, x, r, sums: seen.append(int((r > 1.2e-7).sum()))
+    accumulate = dense.FullGaussians.accumulate
+    dense.FullGaussians.accumulate = lambda self, x, r, sums: seen.append(int((r > 1.2e-7).sum()))
     pass_over(observations, None, concepts, settings)
-    gaussians.FullGaussians.accumulate = accumulate
+    dense.FullGaussians.accumulate = accumulate
     return n * k * triangular + 2 * sum(seen) * d * d
 
 
@@ -117,7 +118,7 @@ def main() -> None:
         for covariance, d, n in (
             ("full", 64, 60000),
             ("full", 384, 40000),
-            ("full", 768, 25000),
+            ("full", 768, 20000),
             ("diag", 64, 60000),
             ("diag", 384, 40000),
             ("diag", 768, 40000),

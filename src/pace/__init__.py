@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Backbone": "pace.backbones",
     "Observations": "pace.observations",
     "PACE": "pace.explainer",
     "Explanation": "pace.explanation",
 }
 
-__all__ = ["PACE", "Explanation", "Observations", "__version__"]
+__all__ = ["PACE", "Backbone", "Explanation", "Observations", "__version__"]
 
 if TYPE_CHECKING:
+    from pace.backbones import Backbone
     from pace.explainer import PACE
     from pace.explanation import Explanation
     from pace.observations import Observations

@@ -13,9 +13,10 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
+from pace.arguments import alpha_of, check_type, prior_strength_of, settings_of
 from pace.explanation import Array, Explanation
-from pace.model.gaussians import FAMILIES, Prior
-from pace.model.learning import SMALLEST_ALPHA, Concepts, Memory, Settings, explain_batch, pass_over, update
+from pace.model.gaussians import Prior
+from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
 from pace.model.objective import Bound
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
 from pace.model.statistics import Statistics
@@ -135,7 +136,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         With the exact rules the bound rises with every epoch, from six tokens an image up.
         """
-        settings = self._settings(observations)
+        settings = settings_of(self, observations)
         _check_pair(observations, perturbed)
         views = 1 if perturbed is None else 2
         least_gain = self.tol * views * settings.image_weight(observations.n_tokens)
@@ -176,7 +177,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self, observations: Observations, y: object = None, *, perturbed: Observations | None = None
     ) -> PACE:
         """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
-        settings = self._settings(observations)
+        settings = settings_of(self, observations)
         _check_pair(observations, perturbed)
         if self.__sklearn_is_fitted__():
             self._check_fits(observations)
@@ -226,8 +227,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"init: expected means of shape {expected}; found {tuple(means.shape)}")
             clusters = [(means - sample.offset, 0.0)]
         tightest = min(clusters, key=lambda found: found[1])[0]
-        prior = Prior(within_covariance(sample, tightest), self._prior_strength(observations, settings))
-        alpha = self._alpha(observations, settings)
+        prior = Prior(within_covariance(sample, tightest), prior_strength_of(self, observations, settings))
+        alpha = alpha_of(self, observations, settings)
         starts = [
             place(means, sample, prior, alpha, observations.n_classes, self.covariance, self.rank)
             for means, _ in clusters
@@ -271,7 +272,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fits(observations, predictions=use_predictions)
         if use_predictions and not (observations.n_classes and self.label_head_.shape[1]):
             raise ValueError("use_predictions=True needs predictions, here and when the model was fitted")
-        settings = self._settings(observations)
+        settings = settings_of(self, observations)
         gamma = np.empty((len(observations), len(self._concepts)), np.float64)
         kind = np.float64 if settings.dtype == torch.float64 else np.float32
         phi = np.empty((len(observations), observations.n_tokens, len(self._concepts)), kind) if patches else None
@@ -295,7 +296,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
         self._check_fits(observations)
         _check_pair(observations, perturbed)
-        settings = self._settings(observations)
+        settings = settings_of(self, observations)
         statistics = pass_over(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
         return float(statistics.bound.sum() / statistics.images)
 
@@ -304,7 +305,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fits(observations, predictions=False)
         if not 0 <= concept < len(self._concepts):
             raise IndexError(f"concept {concept} of {len(self._concepts)}")
-        settings = self._settings(observations)
+        settings = settings_of(self, observations)
         mean = torch.as_tensor(self.means_[concept]).to(settings.device, settings.dtype)
         found: list[Tensor] = []
         size = settings.images_per_batch(observations.n_tokens, 1, self._concepts.gaussians)
@@ -386,7 +387,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_fits(self, observations: Observations, predictions: bool = True) -> None:
         concepts = self._fitted()
-        _check_type(observations)
+        check_type(observations)
         dim, known = concepts.gaussians.means.shape[1], concepts.label_head.shape[1]
         if observations.dim != dim:
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
@@ -404,77 +405,6 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             if getattr(self, name) != value:
                 raise ValueError(f"{name}: this model was fitted with {value!r}; clone it to learn with another")
 
-    def _settings(self, observations: Observations) -> Settings:
-        """Check the arguments, which the constructor only stored."""
-        _check_type(observations)
-        least = {
-            "n_concepts": 1,
-            "n_init": 1,
-            "max_iter": 1,
-            "max_sweeps": 1,
-            "negatives": 2,
-            "rank": 1,
-            "head_steps": 0,
-        }
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or value < lowest:
-                raise ValueError(f"{name}: expected a whole number of at least {lowest}; found {value!r}")
-        for name in ("tol", "sweep_tol", "head_rate", "learning_offset", "learning_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: expected at least 0; found {getattr(self, name)!r}")
-        if self.covariance not in FAMILIES:
-            raise ValueError(f"covariance: expected one of {', '.join(FAMILIES)}; found {self.covariance!r}")
-        if self.updates not in ("exact", "paper"):
-            raise ValueError(f"updates: expected 'exact' or 'paper'; found {self.updates!r}")
-        if isinstance(self.init, str) and self.init != "k-means++":
-            raise ValueError(f"init: expected 'k-means++' or an array of means; found {self.init!r}")
-        if self.batch_size is not None and (not isinstance(self.batch_size, (int, np.integer)) or self.batch_size < 1):
-            raise ValueError(f"batch_size: expected a whole number of at least 1 or None; found {self.batch_size!r}")
-        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype: expected 'float32' or 'float64'; found {self.dtype!r}")
-        return Settings(
-            updates=self.updates,  # type: ignore[arg-type]
-            max_sweeps=self.max_sweeps,
-            sweep_tol=self.sweep_tol,
-            negatives=self.negatives,
-            batch_size=self.batch_size,
-            learn_alpha=isinstance(self.alpha, str),
-            smallest_alpha=SMALLEST_ALPHA * (1 if self.updates == "exact" else 1 / observations.n_tokens),
-            head_steps=self.head_steps,
-            head_rate=self.head_rate,
-            device=self._device(observations),
-            dtype=dtype,
-        )
-
-    def _device(self, observations: Observations) -> torch.device:
-        if self.device is not None:
-            return torch.device(self.device)
-        given = observations.embeddings.device if isinstance(observations.embeddings, Tensor) else torch.device("cpu")
-        if given.type == "cpu" and torch.cuda.is_available():
-            return torch.device("cuda")
-        return given
-
-    def _alpha(self, observations: Observations, settings: Settings) -> Tensor:
-        weak = 0.1 * settings.image_weight(observations.n_tokens) / observations.n_tokens
-        if isinstance(self.alpha, str) and self.alpha != "learn":
-            raise ValueError(f"alpha: expected a number, an array, 'learn' or None; found {self.alpha!r}")
-        given = weak if self.alpha is None or isinstance(self.alpha, str) else self.alpha
-        alpha = torch.as_tensor(np.asarray(given, dtype=np.float64), device=settings.device)
-        if alpha.dim() > 1 or (alpha.dim() == 1 and len(alpha) != self.n_concepts) or not bool((alpha > 0).all()):
-            raise ValueError(f"alpha: expected one positive number or {self.n_concepts} of them; found {self.alpha!r}")
-        return alpha.expand(self.n_concepts).clone()
-
-    def _prior_strength(self, observations: Observations, settings: Settings) -> float:
-        strength = self.covariance_prior
-        if strength is None:
-            strength = observations.dim if self.covariance in ("full", "tied") else 10
-        if not strength >= 0:
-            raise ValueError(f"covariance_prior: expected at least 0; found {strength}")
-        # With the paper's weights an image counts as one patch, and the prior's patches shrink alike.
-        return float(strength) * settings.image_weight(observations.n_tokens) / observations.n_tokens
-
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
         weight = None if self._statistics is None else self._statistics.moments["weight"]
@@ -488,15 +418,10 @@ def _bound(statistics: Statistics, concepts: Concepts, prior: Prior) -> Bound:
     return Bound(embedding + concepts.gaussians.log_prior(prior) / float(statistics.images), faithful, stable)
 
 
-def _check_type(observations: object) -> None:
-    if not isinstance(observations, Observations):
-        raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
-
-
 def _check_pair(observations: Observations, perturbed: Observations | None) -> None:
     if perturbed is None:
         return
-    _check_type(perturbed)
+    check_type(perturbed)
     ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
     if ours != theirs:
         raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from pace import __version__
+from pace.atomic import write_atomically
 from pace.explainer import PACE
 from pace.model.gaussians import FAMILIES, Prior
 from pace.model.learning import Concepts
@@ -27,6 +26,9 @@ _CONCEPTS = ("offset", "alpha", "label_head", "pair_weights")
 
 
 def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None:
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
     concepts, prior = model._concepts, model._prior
     tensors: dict[str, Tensor] = {f"gaussians.{name}": t for name, t in concepts.gaussians.tensors().items()}
     tensors |= {name: getattr(concepts, name) for name in _CONCEPTS}
@@ -46,7 +48,8 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
         "converged": model.converged_,
         "interrupted": model.interrupted_,
     }
-    write_safely(path, {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"pace": json.dumps(header)})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(tensors, {"pace": json.dumps(header)}))
 
 
 def load_model(kind: type[PACE], path: str | PathLike[str]) -> PACE:
@@ -84,25 +87,6 @@ def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor
     model.converged_, model.interrupted_ = header["converged"], header["interrupted"]
     model.n_features_in_ = gaussians.means.shape[1]
     return model
-
-
-def write_safely(path: str | PathLike[str], tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write beside the target, flush to disk, then rename: a crash leaves the old file."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "rb") as file:
-            save_file(tensors, name, metadata)
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

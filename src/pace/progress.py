@@ -16,8 +16,11 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(title: str, total: int | None, show: bool | None = None) -> Iterator[Advance]:
-    """`advance(steps, note)` for the body: a bar on standard error, after a second on a terminal, at once if `show` is True."""
+def progress(title: str, total: int | None, show: bool | None = None, done: int = 0) -> Iterator[Advance]:
+    """`advance(steps, note)` for the body: a bar on standard error, after a second on a terminal, at once if `show` is True.
+
+    `done` steps of the total are behind it already.
+    """
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda steps=1, note="": None
         return
@@ -32,7 +35,7 @@ def progress(title: str, total: int | None, show: bool | None = None) -> Iterato
         TextColumn("{task.fields[note]}"),
     )
     bar = Progress(*columns, console=Console(stderr=True))
-    task = bar.add_task(title, total=total, note="")
+    task = bar.add_task(title, total=total, completed=done, note="")
     begin = time.monotonic()
 
     def advance(steps: int = 1, note: str = "") -> None:

@@ -118,7 +118,7 @@ def test_sparse_sums_are_the_dense_ones(family, monkeypatch):
     r[torch.rand(r.shape) < 0.95] = 0
     sums = []
     for wide in (1, 10**9):  # all products sparse, then none
-        monkeypatch.setattr("pace.model.gaussians._WIDE", wide)
+        monkeypatch.setattr("pace.model.gaussians.family._WIDE", wide)
         sums.append(gaussians.empty_sums())
         gaussians.accumulate(features, r.clone(), sums[-1])
     for name in sums[0]:

@@ -12,6 +12,7 @@ from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
+from pace.arguments import settings_of
 from pace.model.learning import _ascend, _fit_dirichlet, grouped_batches, pass_over, update
 from pace.model.objective import faithfulness, faithfulness_gradients
 
@@ -154,7 +155,7 @@ def test_the_same_seed_and_input_give_the_same_bits(family, dtype):
 def test_statistics_of_parts_add_up_to_those_of_the_whole(family):
     data = small(2, images=24)
     model = PACE(4, covariance=family, rank=2, negatives=6, dtype="float64", device="cpu")
-    settings = model._settings(data.observations)
+    settings = settings_of(model, data.observations)
     concepts, prior, _ = model._start(data.observations, data.perturbed, settings)
     concepts = update(concepts, pass_over(data.observations, data.perturbed, concepts, settings), prior, settings)
     whole = pass_over(data.observations, data.perturbed, concepts, settings)

@@ -6,6 +6,7 @@ import torch
 from printed_equations import bound_e, bound_f, bound_s, m_step, sweep
 
 from pace import PACE, Observations
+from pace.arguments import settings_of
 from pace.model.gaussians import FullGaussians, Prior
 from pace.model.learning import Concepts, Memory, pass_over, update
 
@@ -71,7 +72,7 @@ def test_an_epoch_agrees_with_the_printed_equations_to_1e_8(sweeps, paired, labe
     observations = Observations(e, a, y)
     perturbed = Observations(e_p, a_p) if paired else None
     model = PACE(K, updates="paper", max_sweeps=sweeps, sweep_tol=0.0, negatives=GROUP, dtype="float64", device="cpu")
-    settings = model._settings(observations)
+    settings = settings_of(model, observations)
     offset = torch.tensor([0.3, -2.0], dtype=torch.float64)
     inverse = np.linalg.inv(parameters[1])
     factors = np.linalg.cholesky(inverse[:, ::-1, ::-1])[:, ::-1, ::-1].copy()  # upper triangular P with P Pᵀ = Σ⁻¹

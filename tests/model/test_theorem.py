@@ -8,6 +8,7 @@ import torch
 from scipy.stats import beta as beta_distribution
 from scipy.stats import norm
 
+from pace import PACE, Observations
 from pace.model.gaussians import FullGaussians
 from pace.model.inference import Weights, infer, uniform_start
 from pace.model.objective import faithfulness
@@ -101,3 +102,19 @@ def test_concepts_that_are_there_have_the_higher_bound():
     assert information(true.phi[:, 0].numpy(), true.gamma.numpy()) > information(
         blind.phi[:, 0].numpy(), blind.gamma.numpy()
     )
+
+
+def test_with_unequal_attention_the_printed_first_term_fails_and_the_weighted_one_holds():
+    """Two tokens, all attention on the first, whose embedding hardly varies; one concept, so that I(e; θ, z) = 0."""
+    rng = np.random.default_rng(0)
+    narrow, wide = 0.01, 1.0
+    embeddings = np.stack([narrow * rng.normal(size=4000), wide * rng.normal(size=4000)], 1)[:, :, None]
+    observations = Observations(embeddings, np.tile([1.0, 0.0], (4000, 1)))
+    model = PACE(1, covariance_prior=0.0, n_init=1, dtype="float64", device="cpu").fit(observations)
+    left = model.score(observations)
+
+    def gaussian_entropy(deviation):
+        return 0.5 * math.log(2 * math.pi * math.e) + math.log(deviation)
+
+    assert left > -(gaussian_entropy(narrow) + gaussian_entropy(wide)) + 1
+    assert left == pytest.approx(-2 * gaussian_entropy(narrow), abs=0.1)  # J (I(e; z) - H(e)), here with equality

@@ -1,0 +1,22 @@
+"""From images to tokens: one `Backbone` for the vision transformers of every library."""
+
+from pace.backbones.backbone import Backbone
+from pace.backbones.finetuning import finetune, load_finetuned
+from pace.backbones.heads import linear_probe, zero_shot
+from pace.backbones.load import load
+from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.tower import Look, Model, Sizes, Tower
+
+__all__ = [
+    "Backbone",
+    "Look",
+    "Model",
+    "Preprocessing",
+    "Sizes",
+    "Tower",
+    "finetune",
+    "linear_probe",
+    "load",
+    "load_finetuned",
+    "zero_shot",
+]

@@ -1,0 +1,76 @@
+"""A short digest of everything that decides what a model says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_VALUES = 1 << 24  # values brought to the CPU at once
+_PLAIN = (bool, int, float, str, type(None))
+_NO_MATTER = {"training", "grad_checkpointing", "gradient_checkpointing", "fused_attn", "name_or_path"}
+
+
+def fingerprint(*things: Any) -> str:
+    """The same for the same things; another when a weight, a shape, a setting or a function changes."""
+    digest = hashlib.blake2b(digest_size=8)
+    _add(digest, things, set())
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib.blake2b, thing: Any, above: set[int]) -> None:
+    digest.update(f"<{type(thing).__module__}.{type(thing).__qualname__}>".encode())
+    if isinstance(thing, _PLAIN):
+        digest.update(repr(thing).encode())
+    elif isinstance(thing, Tensor):
+        digest.update(f"{thing.dtype} {tuple(thing.shape)}".encode())
+        for part in torch.split(thing.detach().reshape(-1), _VALUES):
+            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
+    elif id(thing) not in above:  # an object may know its owner
+        for part in _parts(thing):
+            _add(digest, part, above | {id(thing)})
+        digest.update(b"</>")
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """What a thing is made of."""
+    if isinstance(thing, (tuple, list)):
+        return thing
+    if isinstance(thing, Mapping):
+        return [item for pair in sorted(thing.items(), key=lambda pair: str(pair[0])) for item in pair]
+    if isinstance(thing, np.ndarray):
+        return [torch.from_numpy(thing)]
+    if isinstance(thing, nn.Module):
+        modules = [(name, type(module).__qualname__, _settings(module)) for name, module in thing.named_modules()]
+        return [modules, dict(thing.state_dict())]
+    if isinstance(thing, partial):
+        return [thing.func, thing.args, thing.keywords]
+    if isinstance(thing, MethodType):
+        return [thing.__func__, thing.__self__]
+    name = [getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)]
+    if isinstance(thing, FunctionType):
+        closed_over = [cell.cell_contents for cell in thing.__closure__ or ()]
+        return [name, thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed_over]
+    if isinstance(thing, CodeType):
+        return [thing.co_code.hex(), thing.co_names, thing.co_consts]
+    return name if isinstance(thing, type) else [name, getattr(thing, "__dict__", None)]
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Heads, scales, windows, …: what a module computes with beside its weights."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name[0] != "_"
+        and name not in _NO_MATTER
+        and (
+            isinstance(value, _PLAIN)
+            or (isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN) for v in value))
+        )
+    }

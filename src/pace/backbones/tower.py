@@ -1,0 +1,295 @@
+"""One description for every vision transformer, and one way to look into it.
+
+A `Tower` says where a model keeps its blocks, its final norm and its classifier. The library modules (`from_timm`, …)
+write such descriptions; everything that is done with them (tokens, attention, splitting) is here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pace.backbones.attention import AttentionProbe, probing
+from pace.backbones.guard import instead, tapped, undisturbed
+from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.windows import Windows, attention_received
+
+
+class Look(NamedTuple):
+    """What a transformer shows of a batch of images at one layer, T = prefix + patches tokens.
+
+    tokens : (B, T, d)
+    attention : (B, T), of CLS to every token, or what every token receives
+    pooled : (B, p), what the classifier reads
+    logits : (B, N), or None without a classifier
+    """
+
+    tokens: Tensor
+    attention: Tensor
+    pooled: Tensor
+    logits: Tensor | None
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What `Backbone` asks of a transformer. Every `Tower` answers; an object of your own may, too.
+
+    layers : number of blocks
+    prefix : tokens before the first patch; CLS is the first of them when `has_cls`
+    dim : d of a layer's tokens
+    grid : rows and columns of a layer's patches for an image size; ValueError for a size the model does not take
+    look : everything about a batch, in one run
+    """
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def prefix(self) -> int: ...
+    @property
+    def has_cls(self) -> bool: ...
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+    def dim(self, layer: int) -> int: ...
+    def grid(self, height: int, width: int, layer: int) -> tuple[int, int]: ...
+    def look(self, images: Tensor, layer: int) -> Look: ...
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The image sizes that a model takes, and the grid of patches they give.
+
+    rule : "fixed" takes `default` alone; "multiple" takes multiples of `patch`; "floor" and "ceil" take any size, and
+        drop or fill up the patches at the border
+    """
+
+    default: tuple[int, int]
+    patch: tuple[int, int]
+    rule: Literal["fixed", "multiple", "floor", "ceil"]
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        (default_height, default_width), (high, wide) = self.default, self.patch
+        if self.rule == "fixed" and (height, width) != self.default:
+            raise ValueError(
+                f"images are {height} x {width}, but this model takes {default_height} x {default_width} only"
+            )
+        if self.rule == "multiple" and (height % high or width % wide):
+            raise ValueError(
+                f"images are {height} x {width}, but this model takes multiples of {high} x {wide} only, "
+                f"such as {max(1, height // high) * high} x {max(1, width // wide) * wide}"
+            )
+        rows, columns = (
+            (-(-height // high), -(-width // wide)) if self.rule == "ceil" else (height // high, width // wide)
+        )
+        if not (rows and columns):
+            raise ValueError(f"images are {height} x {width}, smaller than one patch of {high} x {wide}")
+        return rows, columns
+
+
+@dataclass(frozen=True, eq=False)
+class Tower:
+    """A vision transformer of PyTorch modules.
+
+    Parameters
+    ----------
+    model
+        What is run, with everything in it that has a training mode.
+    blocks, dims
+        The transformer's blocks in order, and d of each one's output.
+    sizes
+        Which images it takes.
+    prefix, has_cls
+        Tokens before the first patch, and whether CLS is the first of them.
+    run
+        From images to logits, or to pooled features when there are no `classifiers`; by default `model` itself.
+    norm
+        The norm over all tokens after the last block, if there is one.
+    classifiers
+        The linear layers that make the logits; with several, their inputs are averaged to one pooled feature.
+    pool
+        An attention pooling head that stands in for CLS (SigLIP).
+    merges
+        How often 2 x 2 tokens were merged before each block (Swin).
+    windows
+        How a block cuts a token grid into windows (Swin).
+    layout
+        What a block returns: "BTD" images, tokens, d; "TBD" tokens first (the final norm has images first again);
+        "BHWD" a grid.
+    """
+
+    model: nn.Module
+    blocks: Sequence[nn.Module]
+    dims: Sequence[int]
+    sizes: Sizes
+    prefix: int = 0
+    has_cls: bool = False
+    run: Callable[[Tensor], Tensor] | None = None
+    norm: nn.Module | None = None
+    classifiers: Sequence[nn.Module] = ()
+    pool: nn.Module | None = None
+    merges: Sequence[int] = ()
+    windows: Callable[[Any, tuple[int, int]], Windows] | None = None
+    layout: Literal["BTD", "TBD", "BHWD"] = "BTD"
+    channels: int = 3
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+
+    def __post_init__(self) -> None:
+        # One place for the size: what `sizes` says is what images are prepared to.
+        object.__setattr__(self, "preprocessing", replace(self.preprocessing, size=self.sizes.default))
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    def dim(self, layer: int) -> int:
+        return self.dims[layer]
+
+    def grid(self, height: int, width: int, layer: int) -> tuple[int, int]:
+        rows, columns = self.sizes.grid(height, width)
+        scale = 2 ** (self.merges[layer] if self.merges else 0)
+        return -(-rows // scale), -(-columns // scale)
+
+    def look(self, images: Tensor, layer: int) -> Look:
+        images, grid = self._checked(images, layer)
+        block = self.blocks[layer]
+        asked = block if self.pool is None or self.has_cls or layer < self.layers - 1 else self.pool
+        probe = AttentionProbe(slice(0, 1) if self.has_cls else slice(None))
+        with torch.no_grad(), undisturbed(self.model):
+            with probing(asked, probe):
+                tokens, pooled, logits = self._follow(images, layer)
+            if tokens.shape[1] != grid[0] * grid[1] + self.prefix:
+                raise ValueError(
+                    f"layer {layer} gives {tokens.shape[1]} tokens, but {grid[0]} x {grid[1]} patches and "
+                    f"{self.prefix} prefix tokens were expected"
+                )
+            attention = self._attention(probe, tokens, grid, asked, block)
+        return Look(tokens, attention, pooled, logits)
+
+    def split(self, images: Tensor, layer: int) -> Tensor:
+        """g of f = h ∘ g: all tokens (B, T, d) of a layer."""
+        images, _ = self._checked(images, layer)
+        with undisturbed(self.model):
+            return self._follow(images, layer)[0]
+
+    def resume(self, tokens: Tensor, layer: int, size: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
+        """h of f = h ∘ g: pooled features and logits from the tokens of a layer, for images of `size`.
+
+        The model runs on one blank image, of which little more than the embedding is computed: the blocks before the
+        cut pass on what they get, and the cut gives out `tokens`.
+        """
+        size = size or self.sizes.default
+        grid = self.grid(*size, layer)
+        expected = (grid[0] * grid[1] + self.prefix, self.dims[layer])
+        if tuple(tokens.shape[1:]) != expected:
+            raise ValueError(
+                f"tokens: expected shape (images, {expected[0]}, {expected[1]}) for images of {size[0]} x {size[1]}; "
+                f"found {tuple(tokens.shape)}"
+            )
+        weight = next(self.model.parameters())
+        blank = weight.new_zeros(1, self.channels, *size)
+        native, cut = self._native(tokens, grid, layer), self._cut(layer)
+        own = self.blocks[0].forward
+        form: Any = None  # what a block returns, seen from the first: the tokens, or a tuple that begins with them
+
+        def passing(index: int) -> Callable[..., Any]:
+            def forward(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+                nonlocal form
+                if index == 0:
+                    form = own(value, *args, **kwargs)
+                value = native if self.blocks[index] is cut else value
+                return (value, *form[1:]) if isinstance(form, tuple) else value
+
+            return forward
+
+        with undisturbed(self.model), ExitStack() as stack:
+            for index, block in enumerate(self.blocks[: layer + 1]):
+                stack.enter_context(instead(block, passing(index)))
+            if cut is self.norm:
+                stack.enter_context(instead(cut, lambda *_, **__: native))
+            return self._outputs(blank)
+
+    def _checked(self, images: Tensor, layer: int) -> tuple[Tensor, tuple[int, int]]:
+        if images.ndim != 4 or images.shape[1] != self.channels or not images.is_floating_point():
+            raise ValueError(
+                f"images: expected floats of shape (images, {self.channels}, height, width); "
+                f"found {images.dtype} of shape {tuple(images.shape)}"
+            )
+        grid = self.grid(images.shape[2], images.shape[3], layer)
+        weight = next(self.model.parameters())
+        return images.to(weight.device, weight.dtype), grid
+
+    def _cut(self, layer: int) -> nn.Module:
+        """The module whose output are the tokens of a layer."""
+        return self.norm if self.norm is not None and layer == self.layers - 1 else self.blocks[layer]
+
+    def _follow(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run the model; tokens of the layer, pooled features, logits."""
+        seen: list[Tensor] = []
+        with tapped(self._cut(layer), lambda _, output: seen.append(_first(output))):
+            pooled, logits = self._outputs(images)
+        if not seen:
+            raise ValueError(f"layer {layer} did not run; if the model was changed, make its Backbone again")
+        return self._tokens(seen[-1], layer), pooled, logits
+
+    def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run the model; pooled features and logits."""
+        read: list[Tensor] = []
+        with ExitStack() as stack:
+            for classifier in self.classifiers:
+                stack.enter_context(tapped(classifier, lambda args, _: read.append(args[0])))
+            output = (self.run or self.model)(images)
+        if not self.classifiers:
+            return output, None
+        if not read:
+            raise ValueError("the classifier did not run; if the model was changed, make its Backbone again")
+        return torch.stack(read).mean(0) if len(read) > 1 else read[0], output
+
+    def _attention(
+        self, probe: AttentionProbe, tokens: Tensor, grid: tuple[int, int], asked: nn.Module, block: nn.Module
+    ) -> Tensor:
+        if len(probe.seen) != 1:
+            raise ValueError(
+                f"{type(asked).__name__} computed {len(probe.seen) or 'no'} attentions that can be seen, instead of one: "
+                "it must call scaled_dot_product_attention, nn.MultiheadAttention or a softmax over (B, heads, T, T). "
+                "For transformers, load the model with attn_implementation='sdpa'"
+            )
+        if self.windows is not None:
+            return attention_received(probe.seen[0], grid, self.windows(block, grid))
+        attention = probe.seen[0].mean(1)
+        unseen = tokens.shape[1] - attention.shape[1]
+        if len(attention) != len(tokens) or unseen not in (0, self.prefix):
+            raise ValueError(
+                f"{type(asked).__name__} computed attention of shape {tuple(attention.shape)} for tokens "
+                f"{tuple(tokens.shape)}; only attention between tokens can be explained"
+            )
+        return F.pad(attention, (unseen, 0)) if unseen else attention  # pooling heads read the patches alone
+
+    def _tokens(self, output: Tensor, layer: int) -> Tensor:
+        if output.ndim != (4 if self.layout == "BHWD" else 3):
+            raise ValueError(f"layer {layer}: expected tokens in the layout {self.layout}; found {tuple(output.shape)}")
+        if self.layout == "BHWD":
+            return output.flatten(1, 2)
+        return output.transpose(0, 1) if self._tokens_first(layer) else output
+
+    def _native(self, tokens: Tensor, grid: tuple[int, int], layer: int) -> Tensor:
+        if self.layout == "BHWD":
+            return tokens.reshape(len(tokens), *grid, -1)
+        return tokens.transpose(0, 1) if self._tokens_first(layer) else tokens
+
+    def _tokens_first(self, layer: int) -> bool:
+        return self.layout == "TBD" and self._cut(layer) is not self.norm
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def classifier_of(head: Any) -> list[nn.Module]:
+    """The layer of a head that makes the logits: its last linear one; none for an identity."""
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)] if isinstance(head, nn.Module) else []
+    return list(layers[-1:])

@@ -1,0 +1,214 @@
+"""Diagonal covariances, alone or with a few directions added."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pace.model.gaussians.family import NOT_POSITIVE, Gaussians, Prior, Sums, room_for, weighted_sums
+
+
+class _DiagonalFeatures(Gaussians):
+    """Families that read every dimension's square: features are x and x² side by side, so that each product is one."""
+
+    def tokens_at_once(self) -> int:
+        # The work on a patch is light here, so on a CPU what is worked on should stay in the cache.
+        return (
+            max(256, (1 << 20) // self.means.shape[1]) if self.means.device.type == "cpu" else super().tokens_at_once()
+        )
+
+    def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
+        d = embeddings.shape[1]
+        both = room_for(room, embeddings, 2 * d)
+        torch.sub(embeddings, offset, out=both[:, :d])
+        torch.mul(both[:, :d], both[:, :d], out=both[:, d:])
+        return both
+
+
+class DiagGaussians(_DiagonalFeatures):
+    """Independent dimensions: the cheapest, and often enough."""
+
+    name = "diag"
+
+    def __init__(self, means: Tensor, variances: Tensor):
+        self.means = means
+        self.variances = variances  # (K, d)
+        self.log_det = variances.double().log().sum(1).to(means.dtype)
+        self._quadratic = _diagonal_quadratic(means, variances)
+
+    @classmethod
+    def seed(cls, means: Tensor, covariance: Tensor, rank: int) -> DiagGaussians:
+        return cls(means, covariance.diagonal().to(means.dtype).expand_as(means).contiguous())
+
+    def mahalanobis(self, x: Tensor) -> Tensor:
+        constant, coefficients = self._quadratic
+        return torch.addmm(constant, x, coefficients).clamp_min_(0)
+
+    def empty_sums(self) -> Sums:
+        k, d = self.means.shape
+        return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(k, d)}
+
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+        _add_diagonal_sums(x, r, sums)
+
+    def maximise(self, sums: Sums, prior: Prior) -> DiagGaussians:
+        means, weight = self._new_means(sums), sums["weight"][:, None]
+        target = prior.strength * prior.covariance.diagonal()
+        scatter = torch.where(weight > 0, sums["second"] - weight * means.square(), 0.0).clamp_min(0)
+        variances = (scatter + target) / (weight + prior.strength)
+        variances = torch.where(weight + prior.strength > 0, variances, self.variances.double())
+        return DiagGaussians(means.to(self.means.dtype), _positive(variances.to(self.means.dtype)))
+
+    def log_prior(self, prior: Prior) -> float:
+        variances = self.variances.double()
+        return -prior.strength / 2 * float((variances.log() + prior.covariance.diagonal() / variances).sum())
+
+    def covariances(self) -> Tensor:
+        return self.variances.double()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"means": self.means, "variances": self.variances}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> DiagGaussians:
+        return cls(tensors["means"], tensors["variances"])
+
+
+class LowRankGaussians(_DiagonalFeatures):
+    """Σ_k = diag(v_k) + U_k U_kᵀ with U_k (d, rank): correlated dimensions at the price of rank + 1 diagonal ones.
+
+    A mixture of factor analysers: x = μ_k + U_k f + noise, f ~ N(0, I). Given k, E[f | x] = B_k (x - μ_k) with
+    B_k = C_k U_kᵀ diag(v_k)⁻¹ and Cov[f | x] = C_k = (I + U_kᵀ diag(v_k)⁻¹ U_k)⁻¹. `maximise` is the EM step of
+    factor analysis on top of the one for the mixture, so the bound rises as well. The prior is on v_k.
+    """
+
+    name = "low_rank"
+
+    def __init__(self, means: Tensor, variances: Tensor, factors: Tensor):
+        self.means = means
+        self.variances = variances  # v_k (K, d)
+        self.factors = factors  # U_k (K, d, rank)
+        scaled = factors.double() / variances.double()[:, :, None]
+        inner = torch.eye(factors.shape[2], dtype=torch.float64, device=means.device) + factors.double().mT @ scaled
+        lower = torch.linalg.cholesky(inner)
+        log_det = variances.double().log().sum(1) + 2 * lower.diagonal(dim1=1, dim2=2).log().sum(1)
+        self.log_det = log_det.to(means.dtype)
+        self.factor_covariance = torch.cholesky_inverse(lower)  # C_k (K, rank, rank)
+        # Σ⁻¹ = diag(v)⁻¹ - A Aᵀ with A = diag(v)⁻¹ U L⁻ᵀ, L Lᵀ = inner
+        whitened = torch.linalg.solve_triangular(lower, scaled.mT, upper=False)
+        self._whitened = whitened.to(means.dtype)  # Aᵀ (K, rank, d)
+        self._quadratic = _diagonal_quadratic(means, variances)
+
+    @classmethod
+    def seed(cls, means: Tensor, covariance: Tensor, rank: int) -> LowRankGaussians:
+        rank = min(rank, len(covariance))
+        values, vectors = torch.linalg.eigh(covariance)
+        factors = vectors[:, -rank:] * (values[-rank:] / 2).sqrt()  # half the variance: the rest stays diagonal
+        variances = covariance.diagonal() - factors.square().sum(1)
+        k = len(means)
+        return cls(
+            means,
+            variances.to(means.dtype).expand(k, -1).contiguous(),
+            factors.to(means.dtype).expand(k, -1, -1).contiguous(),
+        )
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """Aᵀ (x - μ_k) for every concept: (n, K, rank)."""
+        k, rank, d = self._whitened.shape
+        shift = (self._whitened @ self.means[:, :, None]).reshape(-1)
+        return torch.addmm(shift, x, self._whitened.reshape(k * rank, d).T, beta=-1).reshape(len(x), k, rank)
+
+    def mahalanobis(self, x: Tensor) -> Tensor:
+        constant, coefficients = self._quadratic
+        distance = torch.addmm(constant, x, coefficients)
+        return distance.sub_(self._projected(x[:, : self.means.shape[1]]).square().sum(2)).clamp_min_(0)
+
+    def empty_sums(self) -> Sums:
+        k, d, rank = self.factors.shape
+        return {
+            "weight": self._zeros(k),
+            "first": self._zeros(k, d),
+            "second": self._zeros(k, d),
+            "factor": self._zeros(k, rank),  # Σ r E[f]
+            "cross": self._zeros(k, d, rank),  # Σ r x E[f]ᵀ
+            "spread": self._zeros(k, rank, rank),  # Σ r E[f fᵀ]
+        }
+
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+        _add_diagonal_sums(x, r, sums)
+        x = x[:, : self.means.shape[1]]
+        gain = self.factor_covariance @ (self.factors.double() / self.variances.double()[:, :, None]).mT  # B_k
+        gain = gain.to(x.dtype)
+        for k, weights in enumerate(r.T.contiguous()):
+            rows = weights.nonzero().squeeze(1)
+            if len(rows) == 0:
+                continue
+            patches, weight = x[rows], weights[rows, None]
+            factor = (patches - self.means[k]) @ gain[k].T
+            weighted = factor * weight
+            sums["factor"][k] += weighted.sum(0, dtype=torch.float64)
+            sums["cross"][k] += (patches.T @ weighted).double()
+            sums["spread"][k] += weight.sum(dtype=torch.float64) * self.factor_covariance[k]
+            sums["spread"][k] += (factor.T @ weighted).double()
+
+    def maximise(self, sums: Sums, prior: Prior) -> LowRankGaussians:
+        means, weight = self._new_means(sums), sums["weight"][:, None]
+        rank = self.factors.shape[2]
+        # Regress x on (f, 1): its coefficients are the new U_k; its intercept gives way to the weighted mean, which is
+        # the better μ_k for any U_k and v_k.
+        moments = torch.cat(
+            [
+                torch.cat([sums["spread"], sums["factor"][:, :, None]], 2),
+                torch.cat([sums["factor"], weight], 1)[:, None],
+            ],
+            1,
+        )
+        cross = torch.cat([sums["cross"], sums["first"][:, :, None]], 2)
+        used = weight > 0
+        identity = torch.eye(rank + 1, dtype=torch.float64, device=means.device)
+        coefficients = torch.linalg.solve(torch.where(used[:, :, None], moments, identity), cross.mT).mT
+        residual = (sums["second"] - (coefficients * cross).sum(2)).clamp_min(0)
+        target = prior.strength * prior.covariance.diagonal()
+        variances = (torch.where(used, residual, 0.0) + target) / (weight + prior.strength)
+        variances = torch.where(used | (prior.strength > 0), variances, self.variances.double())
+        # A concept without patches keeps its directions: from none, factor analysis would never find any.
+        factors = torch.where(used[:, :, None], coefficients[:, :, :rank], self.factors.double())
+        dtype = self.means.dtype
+        return LowRankGaussians(means.to(dtype), _positive(variances.to(dtype)), factors.to(dtype))
+
+    def log_prior(self, prior: Prior) -> float:
+        return DiagGaussians(self.means, self.variances).log_prior(prior)
+
+    def covariances(self) -> Tensor:
+        factors = self.factors.double()
+        return torch.diag_embed(self.variances.double()) + factors @ factors.mT
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"means": self.means, "variances": self.variances, "factors": self.factors}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> LowRankGaussians:
+        return cls(tensors["means"], tensors["variances"], tensors["factors"])
+
+
+def _positive(variances: Tensor) -> Tensor:
+    smallest, largest = variances.aminmax()
+    if not (smallest >= torch.finfo(variances.dtype).tiny and largest < torch.inf):
+        raise ValueError(NOT_POSITIVE)
+    return variances
+
+
+def _diagonal_quadratic(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_d (x_d - μ_kd)² / v_kd = constant_k + (x, x²) · coefficients."""
+    precision = 1 / variances.double()
+    scaled = means.double() * precision
+    constant = (scaled * means.double()).sum(1)
+    return constant.to(means.dtype), torch.cat([-2 * scaled, precision], 1).T.contiguous().to(means.dtype)
+
+
+def _add_diagonal_sums(x: Tensor, r: Tensor, sums: Sums) -> None:
+    d = sums["first"].shape[1]
+    both = weighted_sums(r, x)
+    sums["weight"].add_(r.sum(0))
+    sums["first"].add_(both[:, :d])
+    sums["second"].add_(both[:, d:])

@@ -1,0 +1,124 @@
+"""What every covariance family can do, and the pieces they share."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Sums = dict[str, Tensor]
+
+NOT_POSITIVE = (
+    "a concept's covariance is not positive definite; use a larger covariance_prior, or rescale the embeddings if their "
+    "squares leave the range of dtype"
+)
+
+_SPARSE, _WIDE = 8, 512  # with one entry in so many, and so many columns, a product is quicker without the others
+
+
+@dataclass(frozen=True)
+class Prior:
+    """κ pseudo-patches with covariance Σ0 for every concept, around whatever mean it has."""
+
+    covariance: Tensor  # Σ0 (d, d), float64
+    strength: float  # κ
+
+
+class Gaussians(ABC):
+    """K Gaussians with means (K, d); every family below is one way to hold their covariances."""
+
+    name: str
+    means: Tensor
+    log_det: Tensor  # log |Σ_k| (K,)
+
+    @classmethod
+    @abstractmethod
+    def seed(cls, means: Tensor, covariance: Tensor, rank: int) -> Gaussians:
+        """All concepts start from one covariance (d, d)."""
+
+    def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
+        """What `mahalanobis` and `accumulate` read: the patches x = e - offset, and their squares where these are needed.
+
+        `room` is what an earlier call returned, if that is no longer needed: fresh memory costs more than the arithmetic.
+        """
+        return torch.sub(embeddings, offset, out=room_for(room, embeddings, embeddings.shape[1]))
+
+    @abstractmethod
+    def mahalanobis(self, x: Tensor) -> Tensor:
+        """(x_i - μ_k)ᵀ Σ_k⁻¹ (x_i - μ_k) as (n, K), from features."""
+
+    @abstractmethod
+    def empty_sums(self) -> Sums:
+        """Zeros for `accumulate`; always with `weight` Σ_i r_ik (K,) and `first` Σ_i r_ik x_i (K, d)."""
+
+    def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+        """Add these patches, given as features, to the sums; r is used up.
+
+        Most responsibilities are zero to machine precision. Those patches are left out, of all sums alike.
+        """
+        self._accumulate(x, torch.nn.functional.threshold(r, 8 * torch.finfo(r.dtype).eps, 0.0, inplace=True), sums)
+
+    @abstractmethod
+    def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None: ...
+
+    @abstractmethod
+    def maximise(self, sums: Sums, prior: Prior) -> Gaussians:
+        """eq. update_mu and update_sigma, with the prior. A concept without patches keeps its mean."""
+
+    @abstractmethod
+    def log_prior(self, prior: Prior) -> float:
+        """-κ/2 Σ_k (log |Σ_k| + tr Σ0 Σ_k⁻¹), what the prior adds to the bound."""
+
+    @abstractmethod
+    def covariances(self) -> Tensor:
+        """Σ, float64: (K, d, d); (d, d) when tied; the variances (K, d) when diagonal."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything `from_tensors` needs."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Gaussians: ...
+
+    def tokens_at_once(self) -> int:
+        """How many patches to work on together: enough to fill a GPU; on a CPU enough to make K d² sums worth their while."""
+        return 1 << (15 if self.means.device.type == "cpu" else 18)
+
+    def _new_means(self, sums: Sums) -> Tensor:
+        """eq. update_mu: μ_k = Σ_i r_ik x_i / Σ_i r_ik, float64."""
+        weight = sums["weight"][:, None]
+        return torch.where(weight > 0, sums["first"] / weight.clamp_min(1e-300), self.means.double())
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self.means.device)
+
+
+def slices(total: int, size: int) -> Iterator[slice]:
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def weighted_sums(r: Tensor, x: Tensor) -> Tensor:
+    """rᵀ x. On a CPU, where r is mostly zero, only from the entries that are not."""
+    if r.device.type == "cpu" and x.shape[1] >= _WIDE:
+        some = r[::16]
+        if int(some.count_nonzero()) * _SPARSE < some.numel():
+            n, k = r.shape
+            flat = r.T.flatten()
+            places = flat.nonzero().squeeze(1)
+            starts = torch.searchsorted(places, n * torch.arange(k + 1))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR layout a beta feature
+                return torch.sparse_csr_tensor(starts, places % n, flat[places], (k, n)) @ x
+    return r.T @ x
+
+
+def room_for(room: Tensor | None, like: Tensor, columns: int) -> Tensor:
+    if room is None or len(room) < len(like):
+        return like.new_empty(len(like), columns)
+    return room[: len(like)]

@@ -1,0 +1,218 @@
+"""The same contract for every family: golden tokens, attention and logits, and a model that is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, Family
+from torch import Tensor, nn
+
+from pace.backbones import Backbone
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def model(family: Family) -> nn.Module:
+    return family.model()
+
+
+def _kept(tokens: Tensor, family: Family, count_cls: bool = True) -> Tensor:
+    patches = tokens[:, family.prefix :]
+    return torch.cat([tokens[:, :1], patches], 1) if family.has_cls and count_cls else patches
+
+
+def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_tokens_and_attention_are_the_librarys_own_at_every_layer_and_size(family: Family, model: nn.Module) -> None:
+    for size in (family.size, *family.more):
+        images = family.images(size)
+        layers = family.reference(model, images)
+        assert Backbone(model).layers == len(layers)
+        for layer, expected in enumerate(layers):
+            backbone = Backbone(model, layer=layer)
+            found = backbone(images)
+            _close(found.embeddings, _kept(expected.tokens, family), 1e-4)
+            _close(found.attention, _kept(expected.attention, family))
+            rows, columns = backbone.grid(*size)
+            assert found.embeddings.shape == (2, rows * columns + backbone.prefix_tokens, backbone.dim)
+            spread = found.attention.amax(1) / found.attention.amin(1)
+            assert spread.min() > 1.01, "an even attention would prove nothing"
+
+
+@torch.no_grad()
+def test_predictions_are_the_models_own(family: Family, model: nn.Module) -> None:
+    images = family.images()
+    found = Backbone(model)(images).predictions
+    if family.logits is None:
+        assert found is None
+    else:
+        assert found is not None
+        _close(found, family.logits(model, images).softmax(-1))
+
+
+@torch.no_grad()
+def test_the_two_halves_of_a_split_make_the_whole_at_every_layer(family: Family, model: nn.Module) -> None:
+    size = (family.size, *family.more)[-1]
+    images = family.images(size, count=3)
+    features = Backbone(model).pooled(images).shape[1]
+    head = nn.Linear(features, 7)
+    for layer in range(Backbone(model).layers):
+        backbone = Backbone(model, layer, head=None if family.logits else head)
+        tokens = backbone.split(images)
+        if family.logits is None:
+            expected = head(backbone.pooled(images))
+        elif size == family.size:
+            expected = family.logits(model, images)
+        else:
+            expected = backbone(images).predictions.log()
+        found = backbone.forward_from(tokens, size)
+        _close(found.log_softmax(-1), expected.log_softmax(-1), 1e-4)
+        _close(_kept(tokens, family), backbone(images).embeddings)
+        assert not torch.allclose(backbone.forward_from(tokens.flip(-1), size), found), "tokens must matter"
+
+
+def test_logits_have_gradients_to_the_tokens_and_the_images(family: Family, model: nn.Module) -> None:
+    head = None if family.logits else nn.Linear(Backbone(model).pooled(family.images()).shape[1], 3)
+    backbone = Backbone(model, 0, head=head)
+    images = family.images().requires_grad_()
+    tokens = backbone.split(images)
+    (to_tokens,) = torch.autograd.grad(
+        backbone.forward_from(tokens, family.size)[:, 0].sum(), tokens, retain_graph=True
+    )
+    (to_images,) = torch.autograd.grad((tokens * to_tokens).sum(), images)
+    assert to_tokens.abs().sum() > 0
+    assert to_images.abs().sum() > 0
+
+
+def test_cls_is_counted_by_choice(family: Family, model: nn.Module) -> None:
+    with_cls, without = Backbone(model), Backbone(model, count_cls=False)
+    assert (with_cls.prefix_tokens, without.prefix_tokens) == (int(family.has_cls), 0)
+    images = family.images()
+    torch.testing.assert_close(
+        with_cls(images).attention[:, with_cls.prefix_tokens :], without(images).attention, rtol=0, atol=0
+    )
+    rows, columns = without.grid(*family.size)
+    assert without(images).embeddings.shape[1] == rows * columns
+
+
+def test_negative_layers_count_from_the_end(family: Family, model: nn.Module) -> None:
+    last = Backbone(model).layers - 1
+    assert Backbone(model).layer == last
+    images = family.images()
+    _close(Backbone(model, -last - 1)(images).embeddings, Backbone(model, 0)(images).embeddings)
+    for wrong in (last + 1, -last - 2):
+        with pytest.raises(ValueError, match=f"layer: expected {-last - 1} to {last}"):
+            Backbone(model, wrong)
+
+
+# The user's model is never changed.
+
+
+def _state(model: nn.Module) -> list[Any]:
+    """All that a call could leave behind: flags, hooks, replaced methods, buffers, gradients."""
+    state: list[Any] = []
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, (bool, int, float, str, tuple))}
+        hooks = {key: len(value) for key, value in vars(module).items() if "hook" in key and hasattr(value, "__len__")}
+        state.append((name, plain, hooks, "forward" in vars(module), sorted(module._buffers)))
+    state += [(name, p.requires_grad, p.grad is None, p.detach().sum().item()) for name, p in model.named_parameters()]
+    return state
+
+
+def _calls(family: Family, backbone: Backbone) -> Iterator[Any]:
+    images = family.images()
+    yield lambda: backbone(images)
+    yield lambda: backbone.pooled(images)
+    yield lambda: backbone.forward_from(backbone.split(images), family.size)
+    yield backbone.fingerprint
+
+
+def test_nothing_of_a_call_survives_it(family: Family, model: nn.Module) -> None:
+    model.train()
+    flipped = next(model.children())
+    flipped.eval()  # a mixture of modes must come back as a mixture
+    frozen = list(model.parameters())[::2]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    head = nn.Linear(Backbone(model).pooled(family.images()).shape[1], 3).train()
+    before = _state(model)
+    for layer in (0, -1):
+        for call in _calls(family, Backbone(model, layer, head=head)):
+            call()
+            assert _state(model) == before
+            assert head.training
+    assert torch.is_grad_enabled()
+    model.eval().requires_grad_(True)
+
+
+def test_windows_that_shrink_for_a_small_image_grow_back() -> None:
+    """transformers' Swin would keep them small, and give other results from then on."""
+    family = FAMILIES["hf-swin"]
+    model = family.model()
+    before, expected = _state(model), Backbone(model)(family.images())
+    Backbone(model)(family.images((32, 32)))
+    assert _state(model) == before
+    torch.testing.assert_close(Backbone(model)(family.images()).embeddings, expected.embeddings, rtol=0, atol=0)
+
+
+def test_nothing_survives_a_call_that_raises(family: Family, model: nn.Module) -> None:
+    model.train()
+    backbone = Backbone(model, 0, head=nn.Linear(Backbone(model).pooled(family.images()).shape[1], 3))
+    tokens = backbone.split(family.images())
+    inside = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    before, raised = _state(model), 0
+    for broken in inside:
+
+        def burst(*_: Any) -> None:
+            raise RuntimeError("burst")
+
+        own = broken.forward
+        broken.forward = burst  # type: ignore[method-assign]
+        try:
+            for call in (lambda: backbone(family.images()), lambda: backbone.forward_from(tokens, family.size)):
+                try:
+                    call()
+                except RuntimeError as error:
+                    assert str(error) == "burst"  # noqa: PT017
+                    raised += 1
+        finally:
+            del vars(broken)["forward"]
+        assert broken.forward == own
+        assert _state(model) == before
+        assert torch.overrides._len_torch_function_stack() == 0
+    assert raised > len(backbone._sight.blocks)
+    assert torch.is_grad_enabled()
+    model.eval()
+
+
+def test_dropout_is_off_whatever_the_mode(family: Family, model: nn.Module) -> None:
+    expected = Backbone(model)(family.images())
+    model.train()
+    found = Backbone(model)(family.images())
+    model.eval()
+    _close(found.embeddings, expected.embeddings)
+    _close(found.attention, expected.attention)
+
+
+def test_fingerprints_tell_models_apart(family: Family, model: nn.Module) -> None:
+    own = Backbone(model).fingerprint()
+    assert own == Backbone(family.model()).fingerprint(), "the same model made again"
+    Backbone(model)(family.images())
+    assert own == Backbone(model).fingerprint(), "use does not change it"
+    others = [Backbone(model, 0), Backbone(model, count_cls=False), Backbone(model, head=nn.Linear(3, 2))]
+    changed = family.model()
+    with torch.no_grad():
+        last = [parameter for _, parameter in Backbone(changed)._sight.model.named_parameters()][-1]
+        last.view(-1)[-1] += 1e-3
+    found = {own, *(other.fingerprint() for other in others), Backbone(changed).fingerprint()}
+    assert len(found) == 5
