@@ -118,7 +118,7 @@ def main() -> None:
         for covariance, d, n in (
             ("full", 64, 60000),
             ("full", 384, 40000),
-            ("full", 768, 20000),
+            ("full", 768, 25000),
             ("diag", 64, 60000),
             ("diag", 384, 40000),
             ("diag", 768, 40000),

@@ -160,17 +160,29 @@ def _precision_cholesky(covariance: Tensor) -> Tensor:
     lower, failed = torch.linalg.cholesky_ex(covariance)
     if failed or not bool(torch.isfinite(lower[-1]).all()):
         raise ValueError(NOT_POSITIVE)
-    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return inverse.mT.contiguous()
+    return _inverse_of_lower(lower).mT.contiguous()
+
+
+def _inverse_of_lower(lower: Tensor) -> Tensor:
+    """L⁻¹ by halves, which spares the products with the zeros above the diagonal."""
+    n = len(lower)
+    if n <= 128:
+        inverse: Tensor = torch.linalg.solve_triangular(
+            lower, torch.eye(n, dtype=lower.dtype, device=lower.device), upper=False
+        )
+        return inverse
+    half = n // 2
+    first, second = _inverse_of_lower(lower[:half, :half]), _inverse_of_lower(lower[half:, half:])
+    whole = torch.zeros_like(lower)
+    whole[:half, :half], whole[half:, half:] = first, second
+    whole[half:, :half] = -second @ (lower[half:, :half] @ first)
+    return whole
 
 
 def _covariance(precision_cholesky: Tensor) -> Tensor:
     """Σ = (P Pᵀ)⁻¹ = P⁻ᵀ P⁻¹."""
-    factor = precision_cholesky.double()
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=True)
-    return inverse.mT @ inverse
+    inverse = _inverse_of_lower(precision_cholesky.double().mT)
+    return inverse @ inverse.mT
 
 
 def _triangular_norms(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
