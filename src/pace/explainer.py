@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
@@ -144,8 +145,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         bounds: list[Bound] = []
         converged = interrupted = False
         with progress("learning concepts", (self.max_iter + 1) * len(observations), self.progress) as advance:
-            advance(0, "finding where to start")
-            concepts, prior, interrupted = self._start(observations, perturbed, settings)
+            starting = partial(advance, 0, "finding where to start")
+            concepts, prior, interrupted = self._start(observations, perturbed, settings, lambda images: starting())
             advance(len(observations))
             memory = Memory(views, len(observations), self.n_concepts, observations.n_tokens, settings)
             try:
@@ -210,7 +211,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _start(
-        self, observations: Observations, perturbed: Observations | None, settings: Settings
+        self,
+        observations: Observations,
+        perturbed: Observations | None,
+        settings: Settings,
+        report: Callable[[int], object] = lambda images: None,
     ) -> tuple[Concepts, Prior, bool]:
         """The best of several starts, by the bound after a few epochs on a sample of the images.
 
@@ -236,7 +241,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         best, best_bound = starts[0], -np.inf
         try:
             for start in starts if len(starts) > 1 else []:
-                bound = self._trial(start, observations, perturbed, sample, prior, settings)
+                bound = self._trial(start, observations, perturbed, sample, prior, settings, report)
                 if bound > best_bound:
                     best, best_bound = start, bound
         except KeyboardInterrupt:
@@ -251,11 +256,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         sample: Sample,
         prior: Prior,
         settings: Settings,
+        report: Callable[[int], object],
     ) -> float:
         some = observations[sample.images]
         pair = None if perturbed is None else perturbed[sample.images]
         for _ in range(_TRIAL_EPOCHS):
-            statistics = pass_over(some, pair, start, settings)
+            statistics = pass_over(some, pair, start, settings, None, report)
             bound = _bound(statistics, start, prior).total
             start = update(start, statistics, prior, settings)
         return bound

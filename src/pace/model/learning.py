@@ -116,7 +116,7 @@ def pass_over(
     for images, sizes in plan:
         batches = [view.batch(images, settings.device, settings.dtype) for view in views]
         start = None if memory is None else memory.recall(images)
-        groups = Groups(sizes, settings.device)
+        groups = None if perturbed is None else Groups(sizes, settings.device)
         posterior, features = _expect(batches, groups, concepts, settings, start, total, features)
         if memory is not None:
             memory.keep(images, posterior)
@@ -214,7 +214,7 @@ def _infer(
 
 def _expect(
     batches: list[Batch],
-    groups: Groups,
+    groups: Groups | None,  # of negatives, when there are perturbed views
     concepts: Concepts,
     settings: Settings,
     start: tuple[Tensor, Tensor] | None,
@@ -222,7 +222,7 @@ def _expect(
     room: Tensor | None,
 ) -> tuple[Posterior, Tensor]:
     """Infer one batch (original views first, then perturbed ones) and add it to the statistics."""
-    images, paired = len(batches[0].attention), len(batches) == 2
+    images = len(batches[0].attention)
     head, beta = concepts.label_head, concepts.pair_weights
     predictions = None
     if head.shape[1] > 0 and batches[0].predictions is not None:
@@ -234,7 +234,7 @@ def _expect(
         gradient = torch.zeros_like(phi_bar)
         if predictions is not None:
             gradient[:images] += faithfulness_gradients(phi_bar[:images], predictions, head)[0]
-        if paired:
+        if groups is not None:
             ours, theirs, _ = stability_gradients(
                 phi_bar[:images], phi_bar[images:], beta, groups, own_term_only=own_term_only
             )
@@ -243,7 +243,7 @@ def _expect(
         return gradient
 
     log_likelihood, weights, x = _evidence(batches, concepts, settings, room)
-    has_pull = paired or predictions is not None
+    has_pull = groups is not None or predictions is not None
     posterior = _infer(log_likelihood, weights, concepts, settings, start, pull if has_pull else None)
 
     total.images += images
@@ -257,7 +257,7 @@ def _expect(
         # ∂²log Σ_n exp s_n ≤ max_n p_n, and inside the boxes no p_n exceeds e² / (e² + N - 1); nor is it ever above ½.
         steepest = min(0.5, math.e**2 / (math.e**2 + head.shape[1] - 1))
         total.head_curvature += steepest * original.T @ original
-    if paired:
+    if groups is not None:
         other = posterior.phi_bar[images:]
         total.bound[2] += stability(original, other, beta, groups).sum()
         total.pair_gradient += stability_gradients(original, other, beta, groups, own_term_only=True)[2]
