@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pace.model.gaussians import FAMILIES
 from pace.model.learning import SMALLEST_ALPHA, Settings
+from pace.model.refining import Refinement
 from pace.observations import Observations
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
         "negatives": 2,
         "rank": 1,
         "head_steps": 0,
+        "refine": 0,
     }
     for name, lowest in least.items():
         value = getattr(model, name)
         if not isinstance(value, (int, np.integer)) or value < lowest:
             raise ValueError(f"{name}: expected a whole number of at least {lowest}; found {value!r}")
-    for name in ("tol", "sweep_tol", "head_rate", "learning_offset", "learning_decay"):
+    weights = ("faithfulness_weight", "stability_weight")
+    for name in ("tol", "sweep_tol", "head_rate", "learning_offset", "learning_decay", *weights):
         if not getattr(model, name) >= 0:
             raise ValueError(f"{name}: expected at least 0; found {getattr(model, name)!r}")
     if model.covariance not in FAMILIES:
@@ -89,6 +92,18 @@ def prior_strength_of(model: PACE, observations: Observations, settings: Setting
         raise ValueError(f"covariance_prior: expected at least 0; found {strength}")
     # With the paper's weights an image counts as one patch, and the prior's patches shrink alike.
     return float(strength) * settings.image_weight(observations.n_tokens) / observations.n_tokens
+
+
+def refinement_of(model: PACE, observations: Observations, perturbed: Observations | None) -> Refinement | None:
+    if not model.refine:
+        return None
+    if model.covariance != "tied" or model.updates != "exact":
+        raise ValueError(
+            f"refine: needs covariance='tied' and updates='exact'; found {model.covariance!r} and {model.updates!r}"
+        )
+    if not observations.n_classes and perturbed is None:
+        raise ValueError("refine: needs predictions or perturbed views, which say what to refine the concepts for")
+    return Refinement(model.refine, model.faithfulness_weight, model.stability_weight)
 
 
 def check_type(observations: object) -> None:

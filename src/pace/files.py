@@ -34,6 +34,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors |= {name: getattr(concepts, name) for name in _CONCEPTS}
     tensors["prior_covariance"] = prior.covariance
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
+    tensors["refinement"] = torch.from_numpy(model.refinement_)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
     if statistics and model._statistics is not None:
         tensors |= {f"statistics.{name}": t for name, t in model._statistics.tensors().items()}
@@ -82,6 +83,7 @@ def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor
     statistics = _under("statistics.", tensors)
     model._statistics = Statistics.from_tensors(statistics) if statistics else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
+    model.refinement_ = tensors["refinement"].numpy()
     model.concept_weights_ = tensors["concept_weights"].numpy()
     model.n_iter_, model.n_steps_ = len(model.lower_bounds_), header["n_steps"]
     model.converged_, model.interrupted_ = header["converged"], header["interrupted"]

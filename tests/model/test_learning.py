@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
 from pace.arguments import settings_of
-from pace.model.learning import _ascend, _fit_dirichlet, grouped_batches, pass_over, update
+from pace.model.learning import _ascend, fit_dirichlet, grouped_batches, pass_over, update
 from pace.model.objective import faithfulness, faithfulness_gradients
 
 FAMILIES = ["full", "diag", "tied", "low_rank"]
@@ -205,5 +205,5 @@ def test_a_learned_dirichlet_is_the_one_the_draws_came_from():
     draws = torch.distributions.Dirichlet(truth).sample((20_000,)).clamp_min(1e-300)
     alpha = torch.full((4,), 0.1, dtype=torch.float64)
     for _ in range(30):
-        alpha = _fit_dirichlet(alpha, draws.log().mean(0), 1e-3)
+        alpha = fit_dirichlet(alpha, draws.log().mean(0), 1e-3)
     torch.testing.assert_close(alpha, truth, rtol=0.05, atol=0)

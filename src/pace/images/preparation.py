@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -79,8 +80,17 @@ def normalize(batch: Tensor, preprocessing: PreprocessingLike) -> Tensor:
     """Images (…, 3, H, W) in [0, 1], normalised with the model's own mean and standard deviation."""
     if not batch.is_floating_point() or batch.ndim < 3 or batch.shape[-3] != 3:
         raise ValueError(f"batch: expected floats of shape (…, 3, H, W); found {batch.dtype} {tuple(batch.shape)}")
-    mean, std = (batch.new_tensor(values).reshape(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    mean, std = (
+        _by_channel(tuple(values), batch.dtype, batch.device) for values in (preprocessing.mean, preprocessing.std)
+    )
     return (batch - mean) / std
+
+
+@lru_cache(maxsize=32)
+def _by_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(3, 1, 1) on the device. Kept, since copying even three numbers to a GPU waits for all it has still to do."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).reshape(-1, 1, 1)
 
 
 def _fit(image_size: tuple[int, int], preprocessing: PreprocessingLike) -> _Fit:

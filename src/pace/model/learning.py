@@ -126,7 +126,7 @@ def pass_over(
 
 def explain_batch(batch: Batch, concepts: Concepts, settings: Settings, *, use_predictions: bool = False) -> Posterior:
     """Image and patch level of new images, each on its own; ŷ is used only when asked for."""
-    predictions = _distributions(batch.predictions) if use_predictions and batch.predictions is not None else None
+    predictions = distributions(batch.predictions) if use_predictions and batch.predictions is not None else None
     log_likelihood, weights, _ = _evidence([batch], concepts, settings)
 
     def pull(phi_bar: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def update(
         ).squeeze(1)  # fmt: skip
     alpha = concepts.alpha
     if settings.learn_alpha:
-        alpha = _fit_dirichlet(alpha, statistics.log_theta / statistics.views, settings.smallest_alpha)
+        alpha = fit_dirichlet(alpha, statistics.log_theta / statistics.views, settings.smallest_alpha)
     gaussians = concepts.gaussians.maximise(statistics.moments, prior)
     return replace(concepts, gaussians=gaussians, alpha=alpha, label_head=label_head, pair_weights=pair_weights)
 
@@ -226,7 +226,7 @@ def _expect(
     head, beta = concepts.label_head, concepts.pair_weights
     predictions = None
     if head.shape[1] > 0 and batches[0].predictions is not None:
-        predictions = _distributions(batches[0].predictions)
+        predictions = distributions(batches[0].predictions)
     own_term_only = settings.updates == "paper"
 
     def pull(phi_bar: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ def _expect(
     return posterior, x
 
 
-def _distributions(predictions: Tensor) -> Tensor:
+def distributions(predictions: Tensor) -> Tensor:
     """ŷ as float64 that sums to one to the last digit, which float16 probabilities do not."""
     wide = predictions.double()
     return wide / wide.sum(1, keepdim=True)
@@ -299,7 +299,7 @@ def _ascend(
     return best
 
 
-def _fit_dirichlet(alpha: Tensor, mean_log: Tensor, smallest: float, steps: int = 20) -> Tensor:
+def fit_dirichlet(alpha: Tensor, mean_log: Tensor, smallest: float, steps: int = 20) -> Tensor:
     """Minka's fixed point Ψ(α_k) = Ψ(Σα) + mean E[log θ_k]: every step raises Σ_m E log Dirichlet(θ_m | α)."""
     for _ in range(steps):
         target = torch.digamma(alpha.sum()) + mean_log

@@ -1,0 +1,144 @@
+"""Refining: faithfulness and stability shape the concepts themselves, and not only φ, where their pull is 1/J.
+
+After EM the means and the shared covariance climb a sum in which each term counts as much as one dimension of a patch:
+
+      1/d Σ_j a_mj log Σ_k φ̄_mk N(e_mj | μ_k, Σ)   what the embeddings say, so that patches keep their concepts
+    + w_f Σ_n ŷ_mn log softmax_n(τ η_nᵀφ̄_m)       the prediction follows from the image's concepts (as in L_f)
+    - w_s ‖φ̄_m - φ̄'_m‖₁                           and a perturbed view has the same ones (as in L_s)
+
+with φ̄_m = Σ_j a_mj φ_mj by the exact rules. It happens in the space that EM's own covariance whitens, x = e P R, where R starts
+as the identity: P R is the metric in which it is told which concept a patch shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pace.model.gaussians import TiedGaussians
+from pace.model.inference import Weights
+from pace.model.learning import Concepts, Settings, distributions, fit_dirichlet
+from pace.model.objective import expected_log_theta
+from pace.observations import Batch, Observations
+
+IMAGES = 64  # in a step
+_TEMPERATURE = 20.0  # τ: η within ±1 then suffices for a sure prediction
+_SWEEPS = 4  # before the one that is differentiated
+_RATES = (0.02, 0.001, 0.05)  # of the means, R and η, in units of a concept's own standard deviation
+_WARM_UP = 0.1
+_SETTLE = 100  # batches after which α is learned anew
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """How long to climb, and how much the terms beside the embeddings' weigh."""
+
+    steps: int
+    faithfulness: float  # w_f
+    stability: float  # w_s
+
+
+class Terms(NamedTuple):
+    """The three terms of the sum, without their weights, averaged over images; their sum with the weights should rise."""
+
+    embedding: Tensor
+    faithfulness: Tensor
+    stability: Tensor
+
+
+def refine(
+    observations: Observations,
+    perturbed: Observations | None,
+    concepts: Concepts,
+    settings: Settings,
+    refinement: Refinement,
+    seed: int,
+    report: Callable[[int], object] = lambda images: None,
+) -> tuple[Concepts, npt.NDArray[np.float64]]:
+    """The concepts with refined means, covariance and α, and the terms of every step (steps, 3). H and β stay."""
+    gaussians = concepts.gaussians
+    assert isinstance(gaussians, TiedGaussians)
+    whiten, dim = gaussians.precision_cholesky, observations.dim
+    means = (gaussians.means @ whiten).requires_grad_()
+    metric = torch.eye(dim, dtype=settings.dtype, device=settings.device).requires_grad_()
+    head = torch.zeros(len(concepts), observations.n_classes, dtype=settings.dtype, device=settings.device)
+    head.requires_grad_()
+    adam = torch.optim.Adam([{"params": [p], "lr": lr} for p, lr in zip((means, metric, head), _RATES, strict=True)])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, list(_RATES), total_steps=refinement.steps, pct_start=_WARM_UP)
+    alpha = concepts.alpha
+    history = torch.zeros(refinement.steps, 3, device=settings.device)
+    log_theta, seen = torch.zeros_like(alpha), 0
+    for step, images in enumerate(islice(_draws(len(observations), seed), refinement.steps)):
+        views = [v.batch(images, settings.device, settings.dtype) for v in (observations, perturbed) if v is not None]
+        x = [(view.embeddings - concepts.offset) @ whiten @ metric for view in views]
+        terms, field = _terms(views, x, means, head, alpha)
+        terms = terms._replace(embedding=terms.embedding + torch.linalg.slogdet(metric)[1] / dim)
+        gain = terms.embedding + refinement.faithfulness * terms.faithfulness + refinement.stability * terms.stability
+        adam.zero_grad()
+        (-gain).backward()  # type: ignore[no-untyped-call]
+        adam.step()
+        schedule.step()
+        history[step] = torch.stack(terms).detach()
+        log_theta, seen = log_theta + field, seen + len(images) * len(views)
+        if settings.learn_alpha and seen >= _SETTLE * IMAGES:
+            alpha = fit_dirichlet(alpha, log_theta / seen, settings.smallest_alpha)
+            log_theta, seen = torch.zeros_like(alpha), 0
+        report(len(images))
+    refined = replace(concepts, gaussians=_folded(whiten @ metric.detach(), means.detach()), alpha=alpha)
+    return refined, history.double().cpu().numpy()
+
+
+def _draws(n_images: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Batches of images for ever, each image once before any comes twice."""
+    rng = np.random.default_rng(seed)
+    while True:
+        order = rng.permutation(n_images)
+        for start in range(0, n_images, IMAGES):
+            yield np.sort(order[start : start + IMAGES])
+
+
+def _terms(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alpha: Tensor) -> tuple[Terms, Tensor]:
+    """The terms of a batch, the embeddings' but for log |R|, and Σ E[log θ] over its images and views."""
+    zero = means.new_zeros(())
+    embedding, faithfulness, log_theta = zero, zero, torch.zeros_like(alpha)
+    phi_bars = []
+    for view, patches in zip(views, x, strict=True):
+        evidence = torch.addmm(means.square().sum(1) / -2, patches.flatten(0, 1), means.T).view(*patches.shape[:2], -1)
+        weights = Weights.of(view.attention, "exact")
+        with torch.no_grad():
+            counts = weights.count.sum(1, keepdim=True) / len(means)
+            for _ in range(_SWEEPS):
+                counts = _counts(evidence, alpha + counts, weights)
+        phi_bar = _counts(evidence, alpha + counts, weights) / patches.shape[1]
+        phi_bars.append(phi_bar)
+        log_theta += expected_log_theta(alpha + counts).sum(0)
+        mixture = (evidence + phi_bar.detach().clamp_min(1e-6).log()[:, None]).logsumexp(2)
+        density = (mixture - patches.square().sum(2) / 2) * weights.count
+        embedding = embedding + density.mean() / patches.shape[2] / len(views)
+        if view.predictions is not None:
+            scores = (_TEMPERATURE * phi_bar @ head).log_softmax(1)
+            predictions = distributions(view.predictions).to(scores.dtype)
+            faithfulness = faithfulness + (predictions * scores).sum(1).mean() / len(views)
+    stability = zero if len(views) == 1 else -(phi_bars[0] - phi_bars[1]).abs().sum(1).mean()
+    return Terms(embedding, faithfulness, stability), log_theta
+
+
+def _counts(evidence: Tensor, gamma: Tensor, weights: Weights) -> Tensor:
+    """Σ_j w_mj φ_mj, one sweep on from γ."""
+    phi = (evidence + expected_log_theta(gamma)[:, None].to(evidence.dtype)).softmax(2)
+    return torch.bmm(weights.count[:, None], phi).squeeze(1)
+
+
+def _folded(factor: Tensor, means: Tensor) -> TiedGaussians:
+    """The Gaussians for which e ↦ e F whitens, with these means behind it: Σ⁻¹ = F Fᵀ."""
+    wide = factor.double()
+    covariance = torch.linalg.inv(wide @ wide.mT)
+    centres = torch.linalg.solve(wide, means.double(), left=False)
+    return TiedGaussians.seed(centres.to(means.dtype), covariance, 0)

@@ -1,0 +1,118 @@
+"""Refining: faithfulness and stability reach the concepts themselves."""
+
+import numpy as np
+import pytest
+import torch
+
+from pace import PACE, Observations
+from pace.model.refining import _folded
+
+D, TOKENS, CLASSES = 12, 16, 3
+
+
+def images(n: int, seed: int) -> tuple[Observations, Observations]:
+    """Two views of images: the loudest directions change with the view and say nothing, a quiet one holds the class."""
+    label = np.arange(n) % CLASSES
+
+    def view(number: int) -> Observations:
+        rng = np.random.default_rng([seed, number])
+        patches = 0.3 * rng.normal(size=(n, TOKENS, D))
+        patches[:, :, :2] += rng.normal(size=(n, 1, 2))
+        patches[:, :, 2] += 0.3 * (label - 1)[:, None]
+        patches[:, : TOKENS // 2, 3] += 2.0  # two kinds of patches, in every image
+        return Observations(patches.astype(np.float32), np.ones((n, TOKENS)), np.eye(CLASSES)[label], grid=(4, 4))
+
+    return view(0), view(1)
+
+
+TRAIN, TRAIN_PERTURBED = images(192, 0)
+TEST, TEST_PERTURBED = images(60, 1)
+
+
+def fitted(**parameters) -> PACE:
+    chosen = {"n_concepts": 6, "covariance": "tied", "alpha": "learn", "max_iter": 20, "tol": 1e-3, "device": "cpu"}
+    return PACE(**(chosen | parameters)).fit(TRAIN, perturbed=TRAIN_PERTURBED)
+
+
+def faithful(model: PACE) -> float:
+    """Share of test images whose prediction a nearest class mean in θ gives."""
+    theta, test = model.transform(TRAIN), model.transform(TEST)
+    centres = np.stack([theta[TRAIN.predictions.argmax(1) == c].mean(0) for c in range(CLASSES)])
+    found = ((test[:, None] - centres) ** 2).sum(2).argmin(1)
+    return float((found == TEST.predictions.argmax(1)).mean())
+
+
+def moved(model: PACE) -> float:
+    return float(np.abs(model.transform(TEST) - model.transform(TEST_PERTURBED)).sum(1).mean())
+
+
+@pytest.fixture(scope="module")
+def plain() -> PACE:
+    return fitted()
+
+
+@pytest.fixture(scope="module")
+def refined() -> PACE:
+    return fitted(refine=200, faithfulness_weight=1.0, stability_weight=1.0)
+
+
+def test_concepts_that_served_the_loudest_directions_come_to_serve_the_prediction(plain, refined):
+    assert faithful(plain) < 0.75
+    assert faithful(refined) > 0.9
+
+
+def test_a_perturbed_view_keeps_more_of_its_concepts(plain, refined):
+    assert moved(refined) < 0.5 * moved(plain)
+
+
+def test_the_weighted_sum_of_the_terms_rises(refined):
+    sums = refined.refinement_.sum(1)
+    assert len(sums) == 200
+    stretches = sums.reshape(4, 50).mean(1)
+    assert (np.diff(stretches) > 0).all()
+
+
+def test_the_embeddings_alone_hold_the_concepts_where_em_left_them(plain):
+    still = fitted(refine=50, faithfulness_weight=0.0, stability_weight=0.0)
+    terms = still.refinement_[:, 0]
+    assert terms[-10:].mean() >= terms[:10].mean() - 0.01
+    assert abs(moved(still) - moved(plain)) < 0.2
+
+
+def test_em_before_it_is_the_same_with_and_without_refining(plain, refined):
+    assert refined.lower_bounds_ == plain.lower_bounds_
+
+
+def test_the_same_seed_gives_the_same_concepts():
+    np.testing.assert_array_equal(fitted(refine=2).means_, fitted(refine=2).means_)
+
+
+def test_the_refined_metric_folds_back_into_means_and_a_covariance():
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(5, 5, generator=generator, dtype=torch.float64) + 3 * torch.eye(5, dtype=torch.float64)
+    means = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    patches = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    direct = torch.cdist(patches @ factor, means).square()
+    torch.testing.assert_close(_folded(factor, means).mahalanobis(patches), direct)
+
+
+def test_a_refined_model_survives_its_file(refined, tmp_path):
+    refined.save(tmp_path / "concepts.safetensors")
+    again = PACE.load(tmp_path / "concepts.safetensors", device="cpu")
+    np.testing.assert_array_equal(again.refinement_, refined.refinement_)
+    np.testing.assert_array_equal(again.transform(TEST), refined.transform(TEST))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [({"covariance": "diag"}, "tied"), ({"updates": "paper"}, "exact"), ({"refine": -1}, "at least 0")],
+)
+def test_refining_says_what_it_needs(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(**({"refine": 1} | parameters))
+
+
+def test_refining_needs_something_to_refine_for():
+    bare = Observations(TRAIN.embeddings, TRAIN.attention)
+    with pytest.raises(ValueError, match="predictions or perturbed"):
+        PACE(3, covariance="tied", refine=1, device="cpu").fit(bare)
