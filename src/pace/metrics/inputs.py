@@ -1,0 +1,93 @@
+"""What metrics accept, checked once and in the same words everywhere, and how an explanation is normalised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pace.metrics.declare import Array
+
+
+def as_array(values: Any) -> Array:
+    """Numpy from anything, tensors on a GPU included."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() and values.element_size() < 4 else values
+    return np.asarray(values)
+
+
+def theta_of(theta: Any, name: str = "theta") -> Array:
+    """θ (M, K) as float64: finite, with at least one image and one concept."""
+    array = as_array(theta)
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiub":
+        raise ValueError(f"{name}: expected numbers of shape (images, concepts); found {array.dtype} {array.shape}")
+    array = array.astype(np.float64, copy=False)
+    wrong = np.flatnonzero(~np.isfinite(array).all(1))
+    if wrong.size:
+        raise ValueError(f"{name} of image {wrong[0]} is NaN or infinite")
+    return array
+
+
+def pair_of(theta: Any, theta_perturbed: Any) -> tuple[Array, Array]:
+    """θ of the images and of their perturbed views, which must pair up."""
+    original, perturbed = theta_of(theta), theta_of(theta_perturbed, "theta_perturbed")
+    if original.shape != perturbed.shape:
+        raise ValueError(f"theta_perturbed: expected shape {original.shape} as theta has; found {perturbed.shape}")
+    return original, perturbed
+
+
+def phi_of(phi: Any) -> Array:
+    """φ (M, J, K): finite, in its own precision."""
+    array = as_array(phi)
+    if array.ndim != 3 or 0 in array.shape or array.dtype.kind not in "fiub":
+        raise ValueError(
+            f"phi: expected numbers of shape (images, tokens, concepts); found {array.dtype} {array.shape}"
+        )
+    for image, patches in enumerate(array):  # image by image: φ can be large
+        if not np.isfinite(patches).all():
+            raise ValueError(f"phi of image {image} is NaN or infinite")
+    return array
+
+
+def patches_of(phi: Any, prefix_tokens: int) -> Array:
+    """φ of the patches alone."""
+    array = phi_of(phi)
+    if not 0 <= prefix_tokens < array.shape[1]:
+        raise ValueError(f"prefix_tokens: expected 0 to {array.shape[1] - 1}; found {prefix_tokens}")
+    return array[:, prefix_tokens:]
+
+
+def labels_of(yhat: Any, images: int, name: str = "yhat") -> Array:
+    """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the largest entry counts."""
+    array = as_array(yhat)
+    if array.ndim not in (1, 2) or len(array) != images or 0 in array.shape:
+        raise ValueError(
+            f"{name}: expected labels ({images},) or distributions ({images}, classes); found {array.shape}"
+        )
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name}: expected class numbers; found {array.dtype}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} has NaN or infinite values")
+    if array.ndim == 2:
+        array = array.argmax(1)
+    if array.dtype.kind == "f" and (array != np.rint(array)).any():
+        raise ValueError(f"{name}: expected whole class numbers; found {array[array != np.rint(array)][0]}")
+    return array.astype(np.int64)
+
+
+def l1_normalised(theta: Array) -> Array:
+    """Every row divided by the sum of its absolute values, signs kept, so that methods of any scale compare.
+
+    A row of zeros prefers no concept to another and counts as the uniform one: saying nothing is not sparse.
+    """
+    scale = np.abs(theta).max(1, keepdims=True)
+    scaled = np.divide(theta, scale, out=np.ones_like(theta), where=scale > 0)  # first, so that no sum overflows
+    normalised: Array = scaled / np.abs(scaled).sum(1, keepdims=True)
+    return normalised
+
+
+def entropy(shares: Array, axis: int = -1) -> Array:
+    """−Σ p log p in nats, over one axis."""
+    found: Array = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis)
+    return found

@@ -1,0 +1,78 @@
+"""`Score`, one figure with its interval and what it means, and `Scores`, all figures of one explanation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """`low` and `high` are the ends of its 95 % bootstrap interval over images, None where there is none.
+
+    `better` is None where neither direction is good as such. `range` holds the values the metric can take at all.
+    """
+
+    name: str
+    title: str
+    value: float
+    low: float | None
+    high: float | None
+    better: Better | None
+    range: tuple[float, float]
+    meaning: str
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            whole = self.value.is_integer() and not 0 <= self.value <= 1  # a count
+            return f"{self.title}: {self.value:.0f}" if whole else f"{self.title}: {_short(self.value)}"
+        return f"{self.title}: {_short(self.value)} [{_short(self.low)}, {_short(self.high)}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values that JSON knows: an end without limit is None."""
+        return {**asdict(self), "range": [end if math.isfinite(end) else None for end in self.range]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Score:
+        lowest, highest = values["range"]
+        ends = (-math.inf if lowest is None else lowest, math.inf if highest is None else highest)
+        return cls(**{**values, "range": ends})
+
+
+class Scores(Mapping[str, Score]):
+    """Scores by name, in the order in which they are best read, and `warnings` in plain words."""
+
+    def __init__(self, scores: Iterable[Score], warnings: Iterable[str] = ()) -> None:
+        self._scores = {score.name: score for score in scores}
+        self.warnings: list[str] = list(warnings)
+
+    def __getitem__(self, name: str) -> Score:
+        return self._scores[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scores)
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(str, self.values()), *(f"warning: {warning}" for warning in self.warnings)])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"scores": {name: score.as_dict() for name, score in self.items()}, "warnings": list(self.warnings)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Scores:
+        """What `as_dict` gave, also after a trip through JSON."""
+        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"])
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"

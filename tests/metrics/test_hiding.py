@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pace.metrics import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
+
+IMAGES, PATCHES = 12, 20
+RNG = np.random.default_rng(0)
+EVIDENCE = np.stack([RNG.permutation(PATCHES) for _ in range(IMAGES)]) < 4  # the patches that the prediction depends on
+
+
+def predict(images, kept):
+    """p(class 1) is the share of the evidence that is kept."""
+    share = (EVIDENCE[images] & kept).sum(1) / 4
+    return np.stack([1 - share, share], 1)
+
+
+YHAT = np.ones(IMAGES, int)
+
+
+def test_the_evidence_first_makes_the_prediction_fall_and_rise_at_once():
+    removed = deletion(predict, EVIDENCE, YHAT, steps=5)  # 0, 4, 8, ... patches: 1, 0, 0, 0, 0, 0
+    assert removed == pytest.approx(0.5 / 5)
+    assert insertion(predict, EVIDENCE, YHAT, steps=5) == pytest.approx(1 - 0.5 / 5)
+    assert evidence_gap(predict, EVIDENCE, YHAT, steps=5) == pytest.approx(1 - 1 / 5)
+
+
+def test_the_evidence_last_is_the_mirror_image():
+    assert deletion(predict, -1.0 * EVIDENCE, YHAT, steps=5) == pytest.approx(1 - 0.5 / 5)
+    assert evidence_gap(predict, -1.0 * EVIDENCE, YHAT, steps=5) == pytest.approx(-(1 - 1 / 5))
+
+
+@pytest.mark.parametrize(
+    "relevance", [np.ones((IMAGES, PATCHES)), RNG.random((IMAGES, PATCHES))], ids=["one", "random"]
+)
+def test_one_concept_for_all_patches_and_random_ones_show_no_evidence(relevance):
+    gaps = [evidence_gap(predict, relevance, YHAT, seed=seed) for seed in range(20)]
+    assert np.mean(gaps) == pytest.approx(0, abs=0.1)
+    assert max(gaps) < 0.4
+
+
+def test_ties_are_drawn_by_lot_and_not_by_place():
+    def leans_left(images, kept):
+        share = kept[:, : PATCHES // 2].mean(1)
+        return np.stack([1 - share, share], 1)
+
+    gaps = [evidence_gap(leans_left, np.ones((IMAGES, PATCHES)), YHAT, seed=seed) for seed in range(20)]
+    assert np.mean(gaps) == pytest.approx(0, abs=0.03)
+
+
+def test_a_prediction_that_does_not_depend_on_patches_shows_no_evidence():
+    """CLS alone: whatever is hidden, the prediction stays."""
+    assert evidence_gap(lambda images, kept: np.tile([0.1, 0.9], (len(images), 1)), EVIDENCE, YHAT) == 0
+
+
+def test_the_predicted_class_is_that_of_the_whole_image_unless_given():
+    assert deletion(predict, EVIDENCE) == deletion(predict, EVIDENCE, YHAT)
+    assert deletion(predict, EVIDENCE, 1 - YHAT) == pytest.approx(1 - deletion(predict, EVIDENCE, YHAT))
+    assert deletion(predict, EVIDENCE, np.eye(2)[YHAT]) == deletion(predict, EVIDENCE, YHAT)
+
+
+def test_the_size_of_a_batch_changes_nothing():
+    assert insertion(predict, EVIDENCE, batch_size=5) == insertion(predict, EVIDENCE)
+
+
+def test_relevance_adds_up_over_concepts():
+    phi = np.array([[[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]])
+    np.testing.assert_allclose(patch_relevance(phi, [[2.0, -1.0]]), [[2.0, 0.5, -1.0]])
+    np.testing.assert_allclose(patch_relevance(phi, [[2.0, -1.0]], 1), [[0.5, -1.0]])
+    with pytest.raises(ValueError, match=r"concept_relevance: expected shape \(1, 2\) to match phi; found \(1, 3\)"):
+        patch_relevance(phi, [[1.0, 2.0, 3.0]])
+
+
+def test_hidden_tokens_are_replaced_by_the_mean_patch_and_prefix_tokens_stay():
+    tokens = torch.arange(12.0).reshape(1, 4, 3)
+    seen = []
+
+    def forward(tokens):
+        seen.append(tokens)
+        return torch.tensor([[0.5, 0.5]])
+
+    hide_tokens(forward, tokens, 3)(np.array([0]), np.array([[True, False, True]]))
+    expected = tokens.clone()
+    expected[0, 2] = tokens[0, 1:].mean(0)
+    torch.testing.assert_close(seen[0], expected)
+    hide_tokens(forward, tokens, 3, fill=torch.zeros(3))(np.array([0]), np.zeros((1, 3), bool))
+    assert seen[1][0, 1:].abs().sum() == 0
+    torch.testing.assert_close(tokens, torch.arange(12.0).reshape(1, 4, 3))
+
+
+def test_hidden_patches_are_filled_where_the_grid_says():
+    images = torch.ones(2, 3, 4, 8)
+    seen = []
+    hide_patches(lambda images: seen.append(images), images, (2, 2))(
+        np.array([1]), np.array([[True, False, True, True]])
+    )
+    assert seen[0].shape == (1, 3, 4, 8)
+    assert seen[0][0, :, :2, 4:].sum() == 0
+    assert seen[0].sum() == 3 * 4 * 8 * 3 / 4
+
+
+def test_patches_that_matter_are_found_on_a_transformer_split_in_two():
+    """Tokens carry a class direction in a few patches; h reads their sum."""
+    torch.manual_seed(0)
+    tokens = 0.1 * torch.randn(IMAGES, PATCHES + 1, 2)
+    tokens[:, 1:, 1] += torch.as_tensor(EVIDENCE, dtype=torch.float32)
+    model = hide_tokens(lambda tokens: tokens[:, 1:].sum(1).softmax(1), tokens, PATCHES, fill=torch.zeros(2))
+    phi = np.eye(3)[EVIDENCE.astype(int)]
+    theta = np.tile([0.1, 0.8, 0.1], (IMAGES, 1))
+    assert evidence_gap(model, patch_relevance(phi, theta), YHAT) > 0.3
+    assert evidence_gap(model, patch_relevance(np.ones_like(phi), theta), YHAT) < 0.2
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7))
+@settings(deadline=None, max_examples=30)
+def test_ranges_and_order_alone_counts(seed, steps):
+    relevance = np.random.default_rng(seed).normal(size=(IMAGES, PATCHES))
+    for metric in (deletion, insertion, evidence_gap):
+        value = metric(predict, relevance, YHAT, steps=steps)
+        assert metric.range[0] <= value <= metric.range[1]
+        assert metric(predict, 3 * relevance**3 + 1, YHAT, steps=steps) == pytest.approx(value)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="apply softmax to logits"):
+        deletion(lambda images, kept: np.full((len(images), 2), 3.0), EVIDENCE)
+    with pytest.raises(ValueError, match=r"predict: expected finite predictions \(12, classes\); found shape \(12,\)"):
+        deletion(lambda images, kept: np.ones(len(images)), EVIDENCE)
+    with pytest.raises(ValueError, match="expected steps ≥ 1"):
+        deletion(predict, EVIDENCE, steps=0)
+    with pytest.raises(ValueError, match="yhat: expected classes 0 to 1 as predict returns; found 7"):
+        deletion(predict, EVIDENCE, np.full(IMAGES, 7))
+    with pytest.raises(ValueError, match="relevance of image 0 is NaN"):
+        deletion(predict, np.full((IMAGES, PATCHES), np.nan))
+    with pytest.raises(ValueError, match=r"tokens: expected \(images, at least 9 tokens, d\); found \(1, 4, 3\)"):
+        hide_tokens(lambda tokens: tokens, torch.zeros(1, 4, 3), 9)
+    with pytest.raises(ValueError, match="images: expected"):
+        hide_patches(lambda images: images, torch.zeros(3, 4, 4), (2, 2))

@@ -1,0 +1,161 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from pace.metrics import (
+    classifiers,
+    faithfulness,
+    faithfulness_given_prediction,
+    majority_class,
+    nonlinear_faithfulness,
+)
+
+RNG = np.random.default_rng(0)
+THETA = RNG.dirichlet(np.full(8, 0.5), 300)
+YHAT = (THETA @ RNG.normal(size=(8, 4)) * 6).argmax(1)
+TRAIN, TEST = slice(0, 200), slice(200, 300)
+
+
+def score(metric, theta, yhat, **options):
+    return metric(theta[TRAIN], yhat[TRAIN], theta[TEST], yhat[TEST], **options)
+
+
+def test_a_prediction_that_is_linear_in_theta_is_recovered():
+    assert score(faithfulness, THETA, YHAT) > 0.9
+    assert score(nonlinear_faithfulness, THETA, YHAT) > 0.85
+    assert score(faithfulness_given_prediction, THETA, YHAT) == score(faithfulness, THETA, YHAT)
+
+
+def test_labels_and_distributions_give_the_same():
+    shares = np.full((300, 4), 0.1)
+    shares[np.arange(300), YHAT] = 0.7
+    assert score(faithfulness, THETA, shares) == score(faithfulness, THETA, YHAT)
+
+
+def test_the_names_of_classes_do_not_matter():
+    assert score(faithfulness, THETA, np.array([70, -1, 12, 5])[YHAT]) == pytest.approx(
+        score(faithfulness, THETA, YHAT)
+    )
+
+
+def test_a_class_that_training_never_saw_cannot_be_recovered():
+    yhat = YHAT.copy()
+    yhat[TEST] = 9
+    assert score(faithfulness, THETA, yhat) == 0
+
+
+def test_the_regression_is_the_minimum_that_scikit_learn_finds():
+    features = torch.tensor(StandardScaler().fit_transform(THETA), dtype=torch.float32)
+    targets = torch.tensor(YHAT)
+    ours = classifiers._minimise(features, targets, classifiers._start((features, targets), 4), 1e-2, 200)
+    theirs = LogisticRegression(C=1 / (1e-2 * 300), tol=1e-8, max_iter=2000).fit(features.numpy(), YHAT)
+    found = classifiers._logits(features, ours).softmax(1).numpy()
+    np.testing.assert_allclose(found, theirs.predict_proba(features.numpy()), atol=2e-3)
+
+
+def test_folds_have_the_same_share_of_every_class():
+    fold = classifiers._folds(torch.tensor(YHAT), 3, 0)
+    counts = np.array([[((fold == f) & (torch.tensor(YHAT) == c)).sum() for c in range(4)] for f in range(3)])
+    assert np.ptp(counts, axis=0).max() <= 1
+
+
+def test_the_penalty_is_strong_when_there_is_nothing_to_learn_and_weak_when_there_is(monkeypatch):
+    penalties = []
+    minimise = classifiers._minimise
+
+    def spy(features, targets, weights, penalty, iterations):
+        penalties.append((penalty, iterations))
+        return minimise(features, targets, weights, penalty, iterations)
+
+    monkeypatch.setattr(classifiers, "_minimise", spy)
+    score(faithfulness, RNG.normal(size=(300, 50)), RNG.choice(4, 300, p=[0.7, 0.1, 0.1, 0.1]))
+    assert min(penalty for penalty, iterations in penalties if iterations == classifiers._PRECISE) >= 0.1
+    penalties.clear()
+    score(faithfulness, THETA, YHAT)
+    assert min(penalty for penalty, iterations in penalties if iterations == classifiers._PRECISE) <= 0.01
+
+
+def test_an_exclusive_or_needs_the_network():
+    theta = np.random.default_rng(1).choice([-1.0, 1.0], (600, 2)) + 0.1 * RNG.normal(size=(600, 2))
+    yhat = (theta[:, 0] * theta[:, 1] > 0).astype(int)
+    arguments = theta[:400], yhat[:400], theta[400:], yhat[400:]
+    assert faithfulness(*arguments) < 0.7
+    assert nonlinear_faithfulness(*arguments) > 0.95
+
+
+@pytest.mark.parametrize("metric", [faithfulness, nonlinear_faithfulness])
+def test_constant_and_random_explanations_do_no_better_than_the_majority_class(metric):
+    yhat = np.random.default_rng(2).choice(3, 300, p=[0.6, 0.25, 0.15])
+    chance = majority_class(yhat[TRAIN], yhat[TEST])
+    assert chance == (yhat[TEST] == 0).mean()
+    assert score(metric, np.full((300, 5), 0.2), yhat) == chance
+    assert score(metric, np.random.default_rng(3).dirichlet(np.ones(5), 300), yhat) < chance + 0.05
+
+
+def test_one_concept_per_class_is_perfectly_faithful():
+    """Which is why faithfulness alone says little: the other scores expose it (test_evaluation)."""
+    assert score(faithfulness, np.eye(4)[YHAT], YHAT) == 1
+
+
+def test_rounding_in_a_constant_column_is_not_blown_up_into_a_feature():
+    constant = np.full((300, 3), 0.2) + 1e-10 * (YHAT == 0)[:, None]
+    assert score(faithfulness, constant, YHAT) == majority_class(YHAT[TRAIN], YHAT[TEST])
+
+
+def test_tensors_are_taken_and_gradients_left_alone():
+    theta = torch.tensor(THETA, dtype=torch.float32, requires_grad=True)
+    assert score(faithfulness, theta, torch.tensor(YHAT)) == pytest.approx(score(faithfulness, THETA, YHAT), abs=0.02)
+    assert theta.grad is None
+    with torch.no_grad():
+        assert score(nonlinear_faithfulness, theta, YHAT) > 0.8
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    score(nonlinear_faithfulness, THETA, YHAT)
+    score(faithfulness, THETA, YHAT)
+    assert torch.rand(1) == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same():
+    theta = torch.tensor(THETA, device="cuda")
+    assert score(faithfulness, theta, YHAT) == pytest.approx(score(faithfulness, THETA, YHAT), abs=0.02)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=4)
+def test_order_and_scale_of_concepts_do_not_matter(seed):
+    rng = np.random.default_rng(seed)
+    order, scale = rng.permutation(8), rng.uniform(0.1, 10, 8)
+    value = score(faithfulness, THETA, YHAT)
+    assert 0 <= value <= 1
+    assert score(faithfulness, (THETA * scale)[:, order], YHAT) == pytest.approx(value, abs=0.021)
+
+
+@pytest.mark.parametrize("metric", [faithfulness, nonlinear_faithfulness])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"theta_train": np.full((200, 8), np.nan)}, "theta_train of image 0 is NaN or infinite"),
+        ({"theta_test": np.ones((100, 7))}, "theta_test: expected 8 concepts as theta_train has; found 7"),
+        ({"yhat_train": np.zeros(200, int)}, "yhat_train has class 0 alone; expected at least two predicted classes"),
+        ({"yhat_train": np.zeros(199, int)}, r"yhat_train: expected labels \(200,\) or distributions"),
+        ({"yhat_test": np.full(100, 0.5)}, "yhat_test: expected whole class numbers; found 0.5"),
+        ({"yhat_test": np.full(100, np.nan)}, "yhat_test has NaN or infinite values"),
+        ({"yhat_test": np.full(100, "cat")}, "yhat_test: expected class numbers"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(metric, change, words):
+    arguments = {
+        "theta_train": THETA[TRAIN], "yhat_train": YHAT[TRAIN], "theta_test": THETA[TEST], "yhat_test": YHAT[TEST]
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=words) as error:
+        metric(**{**arguments, **change})
+    assert "\n" not in str(error.value)

@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import normalized_mutual_info_score
+
+from pace.metrics import (
+    class_echo,
+    colour_accuracy,
+    colour_purity,
+    colour_recovery,
+    part_consistency,
+    part_patches,
+)
+
+RNG = np.random.default_rng(0)
+COLOURS = RNG.integers(5, size=(30, 4, 4))
+COLOUR_METRICS = (colour_recovery, colour_accuracy, colour_purity)
+
+
+def phi_of(concepts, k=10):
+    return np.eye(k)[concepts.reshape(len(concepts), -1)]
+
+
+def test_the_true_colours_are_recovered_whatever_the_concepts_are_called():
+    phi = phi_of(np.array([7, 2, 9, 0, 4])[COLOURS])
+    assert [metric(phi, COLOURS) for metric in COLOUR_METRICS] == pytest.approx([1, 1, 1])
+
+
+def test_prefix_tokens_are_left_out():
+    phi = np.concatenate([phi_of(np.zeros((30, 1), int)), phi_of(COLOURS)], 1)
+    assert colour_recovery(phi, COLOURS, 1) == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"colours: expected 30 images of 17 patches.*found \(30, 4, 4\)"):
+        colour_recovery(phi, COLOURS)
+
+
+def test_agreement_is_scikit_learns():
+    concepts = np.where(RNG.random(COLOURS.shape) < 0.5, COLOURS, RNG.integers(10, size=COLOURS.shape))
+    expected = normalized_mutual_info_score(COLOURS.ravel(), concepts.ravel())
+    assert colour_recovery(phi_of(concepts), COLOURS) == pytest.approx(expected)
+
+
+def test_a_colour_split_over_concepts_is_pure_but_matched_in_part():
+    split = COLOURS * 2 + RNG.integers(2, size=COLOURS.shape)
+    assert colour_purity(phi_of(split), COLOURS) == 1
+    assert 0.4 < colour_accuracy(phi_of(split), COLOURS) < 0.7
+    assert 0.7 < colour_recovery(phi_of(split), COLOURS) < 1
+
+
+def test_matched_accuracy_by_hand():
+    colours, concepts = np.array([[0, 0, 0, 1]]), np.array([[0, 0, 1, 1]])
+    assert colour_accuracy(phi_of(concepts), colours) == pytest.approx(3 / 4)
+    assert colour_purity(phi_of(concepts), colours) == pytest.approx(3 / 4)
+
+
+def test_fewer_concepts_than_colours_can_be_matched():
+    assert colour_accuracy(phi_of(COLOURS // 3, k=2), COLOURS) == pytest.approx(
+        sum(max((colour == COLOURS).sum() for colour in group) for group in ((0, 1, 2), (3, 4))) / COLOURS.size
+    )
+
+
+@pytest.mark.parametrize(
+    "concepts",
+    [
+        np.zeros_like(COLOURS),  # one concept for all patches
+        np.broadcast_to(np.arange(30)[:, None, None] % 2, COLOURS.shape),  # one concept per class
+        np.random.default_rng(1).integers(5, size=COLOURS.shape),  # random
+    ],
+    ids=["one", "per-class", "random"],
+)
+def test_degenerate_patches_recover_no_colour(concepts):
+    assert colour_recovery(phi_of(concepts), COLOURS) < 0.1
+    assert colour_accuracy(phi_of(concepts), COLOURS) < 0.4
+    assert colour_purity(phi_of(concepts), COLOURS) < 0.4
+    parts = np.tile([0, 5, 10], (30, 1))
+    assert part_consistency(phi_of(concepts), parts) < 0.1
+
+
+def test_one_colour_alone_leaves_nothing_to_recover():
+    assert colour_recovery(phi_of(COLOURS), np.zeros_like(COLOURS)) == 0
+
+
+def test_concepts_that_follow_parts_are_consistent():
+    concepts = np.zeros((20, 9), int)
+    parts = np.stack([RNG.permutation(9)[:3] for _ in range(20)])
+    np.put_along_axis(concepts, parts, [[1, 2, 3]], 1)
+    assert part_consistency(phi_of(concepts), parts) == pytest.approx(1)
+    hidden = np.where(RNG.random(parts.shape) < 0.3, -1, parts)
+    assert part_consistency(phi_of(concepts), hidden) == pytest.approx(1)
+    with_cls = np.concatenate([phi_of(np.zeros((20, 1), int)), phi_of(concepts)], 1)
+    assert part_consistency(with_cls, parts, 1) == pytest.approx(1)
+
+
+def test_a_patch_with_two_parts_counts_for_both():
+    phi = phi_of(np.array([[1, 2], [1, 2]]))
+    expected = normalized_mutual_info_score([0, 1, 2, 0, 1, 2], [1, 1, 2, 1, 1, 2])
+    assert part_consistency(phi, [[0, 0, 1], [0, 0, 1]]) == pytest.approx(expected)
+
+
+def test_points_lie_in_the_patch_that_holds_them():
+    points = [[[0, 0, 1], [27.9, 13.9, 1], [14, 14, 1], [5, 5, 0], [28, 5, 1], [-0.1, 5, 1]]]
+    assert part_patches(points, (28, 28), (2, 2)).tolist() == [[0, 1, 3, -1, -1, -1]]
+    assert part_patches([[[50, 10, 1]]], (20, 100), (2, 5)).tolist() == [[7]]  # row 1, column 2
+
+
+def test_class_echo_is_not_raised_by_many_concepts_and_few_images():
+    """Every image its own concept, and nearly every one its own class: plain mutual information would be near 1."""
+    yhat = np.random.default_rng(0).permutation(80) % 70
+    assert normalized_mutual_info_score(yhat, np.arange(80)) > 0.9
+    assert class_echo(np.eye(80), yhat) < 0.1
+    assert class_echo(RNG.dirichlet(np.full(100, 0.1), 80), yhat) < 0.3
+
+
+def test_class_echo_is_one_when_concepts_are_classes_and_low_when_they_are_not():
+    yhat = RNG.integers(4, size=200)
+    assert class_echo(np.eye(6)[yhat], yhat) == pytest.approx(1)
+    assert class_echo(-np.eye(6)[yhat], yhat) == pytest.approx(1)  # attributions may be negative
+    assert class_echo(RNG.dirichlet(np.ones(6), 200), yhat) < 0.15
+    assert class_echo(np.full((200, 6), 1 / 6), yhat) == 0
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))
+@settings(deadline=None, max_examples=40)
+def test_ranges_and_symmetries(seed, k, colours):
+    rng = np.random.default_rng(seed)
+    phi, truth = rng.random((4, 6, k)), rng.integers(colours, size=(4, 6))
+    for metric in COLOUR_METRICS:
+        value = metric(phi, truth)
+        assert 0 <= value <= 1 + 1e-12
+        assert metric(phi[:, :, rng.permutation(k)], rng.permutation(colours)[truth]) == pytest.approx(value)
+    parts = rng.integers(-1, 6, size=(4, 3))
+    parts[0, 0] = 0
+    value = part_consistency(phi, parts)
+    assert 0 <= value <= 1
+    assert part_consistency(phi[:, :, rng.permutation(k)], parts) == pytest.approx(value)
+
+
+def test_bad_parts_are_refused():
+    phi = phi_of(COLOURS)
+    with pytest.raises(ValueError, match=r"parts: expected patch numbers of shape \(30, parts\)"):
+        part_consistency(phi, np.zeros((29, 3), int))
+    with pytest.raises(ValueError, match=r"parts: expected patch numbers"):
+        part_consistency(phi, np.zeros((30, 3)))
+    with pytest.raises(ValueError, match="parts: expected patches -1 to 15; found 0 to 16"):
+        part_consistency(phi, np.tile([0, 16], (30, 1)))
+    with pytest.raises(ValueError, match="no part is visible in any image"):
+        part_consistency(phi, np.full((30, 3), -1))
+    with pytest.raises(ValueError, match=r"points: expected shape \(images, parts, 3\)"):
+        part_patches(np.zeros((2, 3)), (8, 8), (2, 2))
