@@ -1,0 +1,67 @@
+"""Explainers to compare PACE with, and PACE itself, behind one interface.
+
+``explainer("shap").fit(backbone, train).explain(test)`` gives an `Explanation`, whatever the name. docs/baselines.md says what
+each computes, from which paper, and at which cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pace.baselines.agi import AGI
+from pace.baselines.craft import CRAFT
+from pace.baselines.everytoken import EveryToken
+from pace.baselines.explainer import Explainer, PointExplanation
+from pace.baselines.lime import LIME
+from pace.baselines.ours import PaceExplainer
+from pace.baselines.references import GaussianMixture, KMeans, Majority, MeanEmbedding, SemiNMF, TrueColors
+from pace.baselines.saliency import Saliency
+from pace.baselines.shap import SHAP
+
+EXPLAINERS: dict[str, Callable[..., Explainer]] = {
+    "pace": PaceExplainer,
+    "pace-paper": partial(PaceExplainer, updates="paper"),
+    "shap": SHAP,
+    "shap-kernel": partial(SHAP, "kernel"),
+    "lime": LIME,
+    "saliency": Saliency,
+    "agi": AGI,
+    "craft": CRAFT,
+    "craft-sobol": partial(CRAFT, explains="importance"),
+    "craft-per-class": partial(CRAFT, per_class=True),
+    "kmeans": KMeans,
+    "gmm": GaussianMixture,
+    "semi-nmf": SemiNMF,
+    "embedding": MeanEmbedding,
+    "majority": Majority,
+}
+
+
+def explainer(name: str, **options: Any) -> Explainer:
+    """The explainer of that name, with options of its class. `TrueColors` needs the colours and is made by hand."""
+    if name not in EXPLAINERS:
+        raise ValueError(f"method: expected one of {', '.join(EXPLAINERS)}; found {name!r}")
+    return EXPLAINERS[name](**options)
+
+
+__all__ = [
+    "AGI",
+    "CRAFT",
+    "EXPLAINERS",
+    "LIME",
+    "SHAP",
+    "EveryToken",
+    "Explainer",
+    "GaussianMixture",
+    "KMeans",
+    "Majority",
+    "MeanEmbedding",
+    "PaceExplainer",
+    "PointExplanation",
+    "Saliency",
+    "SemiNMF",
+    "TrueColors",
+    "explainer",
+]

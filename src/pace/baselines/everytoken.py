@@ -1,0 +1,63 @@
+"""Observations with every token of a layer, for models whose h reads tokens that do not count for PACE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pace.observations import Batch
+
+if TYPE_CHECKING:
+    from pace.backbones import Backbone
+    from pace.images import PreprocessingLike
+
+
+class EveryToken:
+    """A backbone that leaves no token out: registers and distillation tokens count among the prefix, with attention 0.
+
+    Needed to explain an inner layer of such a model by its h. Observing costs two runs of the model instead of one.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        height, width = backbone.preprocessing.size
+        rows, columns = self.grid(height, width)
+        with torch.no_grad():
+            tokens = self.split(torch.zeros(1, 3, height, width, device=self.device))
+        self.prefix_tokens = tokens.shape[1] - rows * columns
+
+    def __call__(self, images: Tensor) -> Batch:
+        batch = self._backbone(images)
+        with torch.no_grad():
+            tokens = self.split(images)
+        counted = self._backbone.prefix_tokens
+        attention = torch.zeros(tokens.shape[:2], dtype=batch.attention.dtype, device=tokens.device)
+        attention[:, :counted] = batch.attention[:, :counted]
+        attention[:, self.prefix_tokens :] = batch.attention[:, counted:]
+        return Batch(tokens, attention, batch.predictions)
+
+    @property
+    def layer(self) -> int:
+        return self._backbone.layer
+
+    @property
+    def device(self) -> torch.device:
+        return self._backbone.device
+
+    @property
+    def preprocessing(self) -> PreprocessingLike:
+        return self._backbone.preprocessing
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        return self._backbone.grid(height, width)
+
+    def split(self, images: Tensor) -> Tensor:
+        return self._backbone.split(images)
+
+    def forward_from(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        return self._backbone.forward_from(tokens, size)
+
+    def fingerprint(self) -> str:
+        return f"{self._backbone.fingerprint()}, every token"

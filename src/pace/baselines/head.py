@@ -1,0 +1,182 @@
+"""h of f = h ∘ g, as a function of the tokens that observations keep.
+
+M images · B of them in a batch · J observed tokens · T ≥ J tokens of the model · R ≤ J tokens that h reads · d channels
+
+Often h reads few of its tokens: after the last block most models go on with CLS alone. Which ones is found out by the
+gradient, and only those are worked on. It also settles the tokens that observations leave out (registers, say): where h does
+not read them they do not matter, and elsewhere there is an error rather than a wrong explanation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.baselines.explainer import SplitModel
+from pace.observations import ArrayLike, Observations
+
+# Values of tokens that go through h at once, on a CPU and on a GPU; more where it reads one token, since it is then light.
+_AT_ONCE_CPU, _AT_ONCE, _LIGHT = 1 << 22, 1 << 26, 4
+# Random inputs by which it is found out what h reads, two of each scale. Where tokens are all but zero attention is even, so
+# that none is overlooked because attention to it underflows.
+_PROBE_SCALES = (1.0, 1.0, 1e-3, 1e-3)
+
+
+class Part(NamedTuple):
+    """Some images: where they are, the tokens that h reads of them (B, R, d), and their predicted classes (B,)."""
+
+    images: slice
+    tokens: Tensor
+    targets: Tensor
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Gradients inside, whatever the caller's mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+class Head:
+    """Logits of tokens (B, R, d), and the tokens of observations that it takes."""
+
+    def __init__(self, backbone: SplitModel, observations: Observations) -> None:
+        self._backbone = backbone
+        self.device = backbone.device
+        self._size = _image_size(backbone, observations)
+        with differentiable():
+            with torch.no_grad():
+                every = backbone.split(torch.zeros(1, 3, *self._size, device=self.device))
+            self._dtype, self._total = every.dtype, every.shape[1]
+            self._shape = observations.n_tokens, observations.dim, observations.prefix_tokens
+            kept = self._kept(observations, every.shape[2])
+            read, self.n_classes = self._read(every)
+        unseen = read.clone()
+        unseen[kept] = False
+        if unseen.any():
+            raise ValueError(
+                f"the model reads {int(unseen.sum())} tokens of this layer that the observations leave out (registers, or "
+                f"CLS with count_cls=False): explain the last layer, or observe all {self._total} with EveryToken(backbone)"
+            )
+        observed = read[kept]
+        self.reads = observed.nonzero().squeeze(1)  # among the observed tokens
+        self._places = kept[observed]  # among all tokens
+        self._held: WeakKeyDictionary[Observations, Tensor] = WeakKeyDictionary()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits (B, N), float32. What h does not read is filled with anything that costs nothing."""
+        tokens = tokens.to(self._dtype)
+        if len(self._places) == 1:
+            whole = tokens.expand(-1, self._total, -1)  # a view: a hundred thousand coalitions fit
+        elif len(self._places) == self._total:
+            whole = tokens
+        else:
+            whole = tokens.new_zeros(len(tokens), self._total, tokens.shape[2]).index_copy(1, self._places, tokens)
+        return self._backbone.forward_from(whole, self._size).float()
+
+    def logit(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """h_ŷ (B,), of the class to be explained."""
+        return self(tokens).gather(1, targets[:, None]).squeeze(1)
+
+    def gradient(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """∂h_ŷ/∂e (B, R, d)."""
+        with differentiable():
+            tokens = tokens.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.logit(tokens, targets).sum(), tokens)
+        return gradient
+
+    def rows(self, gradients: bool = False) -> int:
+        """How many inputs to give to h at once."""
+        tokens = self._total if gradients else len(self.reads)
+        values = (_AT_ONCE_CPU if self.device.type == "cpu" else _AT_ONCE) * (_LIGHT if len(self.reads) == 1 else 1)
+        return max(1, values // (tokens * self._shape[1]))
+
+    def parts(self, observations: Observations, size: int) -> Iterator[Part]:
+        """All images in order, `size` at a time."""
+        self.check(observations)
+        for start in range(0, len(observations), size):
+            images = slice(start, min(start + size, len(observations)))
+            with torch.inference_mode(False):  # tensors that gradients may be taken with
+                tokens = self._tokens(observations, images)
+                targets = self._targets(observations, images, tokens)
+            yield Part(images, tokens, targets)
+
+    def classes(self, observations: Observations) -> Tensor:
+        """ŷ (M,), the predicted class of every image."""
+        return torch.cat([part.targets for part in self.parts(observations, self.rows())])
+
+    def check(self, observations: Observations) -> None:
+        found = observations.n_tokens, observations.dim, observations.prefix_tokens
+        if found != self._shape:
+            raise ValueError(
+                f"observations have {found[0]} tokens ({found[2]} before the patches) of {found[1]} dimensions; the "
+                f"explainer was fitted with {self._shape[0]} ({self._shape[2]}) of {self._shape[1]}"
+            )
+
+    def _tokens(self, observations: Observations, images: slice) -> Tensor:
+        held = self._held.get(observations)
+        if held is not None:
+            return held[images]
+        if len(self.reads) > 1:
+            return self._load(observations, images)
+        # One token an image is little, and a hundred runs would read all the others a hundred times.
+        step = max(1, _AT_ONCE // (observations.n_tokens * observations.dim))
+        held = torch.cat([self._load(observations, slice(i, i + step)) for i in range(0, len(observations), step)])
+        self._held[observations] = held
+        return held[images]
+
+    def _load(self, observations: Observations, images: slice) -> Tensor:
+        embeddings = observations.batch(images).embeddings
+        return embeddings[:, self.reads.to(embeddings.device)].to(self.device, torch.float32)
+
+    def _targets(self, observations: Observations, images: slice, tokens: Tensor) -> Tensor:
+        if observations.predictions is None:
+            with torch.no_grad():
+                return self(tokens).argmax(1)
+        return predicted(observations.predictions[images]).to(self.device)
+
+    def _kept(self, observations: Observations, dim: int) -> Tensor:
+        """Places (J,) of the observed tokens among all T: prefix tokens first, patches last."""
+        tokens, found, prefix = self._shape
+        if found != dim or tokens > self._total:
+            raise ValueError(
+                f"observations have {tokens} tokens of {found} dimensions, but this layer has {self._total} of {dim}; "
+                "observe with the backbone that is explained"
+            )
+        if tokens == self._total:
+            prefix = 0  # all of them, whatever they are
+        places = torch.arange(self._total, device=self.device)
+        return torch.cat([places[:prefix], places[self._total - (tokens - prefix) :]])
+
+    def _read(self, every: Tensor) -> tuple[Tensor, int]:
+        """Which of all T tokens some logit depends on, and how many logits there are."""
+        generator = torch.Generator().manual_seed(0)
+        scales = torch.tensor(_PROBE_SCALES)[:, None, None]
+        probe = scales * torch.randn(len(scales), *every.shape[1:], generator=generator)
+        probe = probe.to(self.device, self._dtype).requires_grad_()
+        logits = self._backbone.forward_from(probe, self._size)
+        (gradient,) = torch.autograd.grad(logits.float().square().sum(), probe)
+        return gradient.abs().amax((0, 2)) > 0, logits.shape[1]
+
+
+def predicted(predictions: ArrayLike) -> Tensor:
+    """The predicted classes (M,) of distributions (M, N)."""
+    return (predictions if isinstance(predictions, Tensor) else torch.from_numpy(np.array(predictions))).argmax(1)
+
+
+def _image_size(backbone: SplitModel, observations: Observations) -> tuple[int, int]:
+    """The size of the images that the observations are of, from their grid."""
+    height, width = backbone.preprocessing.size
+    if observations.grid is None:
+        return height, width
+    rows, columns = backbone.grid(height, width)
+    size = height * observations.grid[0] // rows, width * observations.grid[1] // columns
+    if backbone.grid(*size) != observations.grid:
+        raise ValueError(f"observations have a grid of {observations.grid}, which this backbone's layer does not make")
+    return size

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from pace.baselines import factorization
+from pace.baselines.factorization import coefficients, k_means, nmf, semi_nmf, unit
+
+
+def planted(k: int, d: int, n: int, signed: bool = False, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Patches made of a sparse non-negative mixture of k unit rows, and these rows."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(k, d)) if signed else rng.random((k, d)) * (rng.random((k, d)) < 0.4) + 0.01
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    amounts = rng.exponential(size=(n, k)) * (rng.random((n, k)) < 0.3)
+    return torch.from_numpy((amounts @ rows).astype(np.float32)), torch.from_numpy(rows.astype(np.float32))
+
+
+def matched(found: torch.Tensor, true: torch.Tensor) -> np.ndarray:
+    """Cosines of the best one-to-one match."""
+    cosines = (unit(found) @ unit(true).T).numpy()
+    return cosines[linear_sum_assignment(-cosines)]
+
+
+def error(patches: torch.Tensor, dictionary: torch.Tensor) -> float:
+    return float((patches - coefficients(patches, dictionary, steps=2000) @ dictionary).norm() / patches.norm())
+
+
+def test_coefficients_are_scipys_non_negative_least_squares():
+    from scipy.optimize import nnls
+
+    rng = np.random.default_rng(0)
+    dictionary, patches = rng.normal(size=(6, 10)), rng.normal(size=(30, 10))
+    found = coefficients(torch.from_numpy(patches), torch.from_numpy(dictionary))
+    expected = np.stack([nnls(dictionary.T, patch)[0] for patch in patches])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (found == 0).any()
+
+
+def test_coefficients_of_several_dictionaries_are_those_of_each():
+    patches, _ = planted(4, 8, 20)
+    dictionaries = torch.stack([planted(4, 8, 1, seed=seed)[1] for seed in (1, 2)])
+    together = coefficients(patches.expand(2, -1, -1), dictionaries)
+    for both, dictionary in zip(together, dictionaries, strict=True):
+        torch.testing.assert_close(both, coefficients(patches, dictionary), rtol=1e-4, atol=1e-5)
+
+
+def test_nmf_finds_planted_factors():
+    patches, rows = planted(5, 20, 400)
+    found = nmf(patches, 5, seed=0)
+    assert (found >= 0).all()
+    assert matched(found, rows).min() > 0.97
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
+
+
+def test_nmf_is_as_close_as_scikit_learns():
+    from sklearn.decomposition import NMF
+
+    patches = torch.rand(300, 24, generator=torch.Generator().manual_seed(0)).square()
+    reference = NMF(8, init="nndsvda", max_iter=2000, random_state=0).fit(patches.numpy())
+    theirs = error(patches, unit(torch.from_numpy(reference.components_.astype(np.float32))))
+    assert error(patches, nmf(patches, 8, seed=0)) < 1.02 * theirs
+
+
+def test_nmf_never_gets_worse_with_more_steps(monkeypatch):
+    patches, _ = planted(5, 20, 200)
+    errors = []
+    for steps in (1, 3, 10, 30, 100):
+        monkeypatch.setattr(factorization, "_NMF_STEPS", steps)
+        errors.append(error(patches, nmf(patches, 5, seed=1)))
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_nmf_of_several_sets_is_that_of_each():
+    sets = torch.stack([planted(3, 10, 60, seed=seed)[0] for seed in (1, 2)])
+    for both, one in zip(nmf(sets, 3, seed=0), sets, strict=True):
+        torch.testing.assert_close(both, nmf(one, 3, seed=0), rtol=1e-3, atol=1e-4)
+
+
+def test_nmf_of_nothing_is_finite():
+    assert torch.isfinite(nmf(torch.zeros(10, 4), 3, seed=0)).all()
+    assert torch.isfinite(nmf(torch.rand(2, 4), 3, seed=0)).all()  # fewer patches than factors
+
+
+def test_semi_nmf_finds_planted_factors_of_either_sign():
+    patches, rows = planted(5, 30, 600, signed=True)
+    found = semi_nmf(patches, 5, seed=0)
+    assert (found < 0).any()
+    assert matched(found, rows).min() > 0.95
+
+
+def test_k_means_finds_planted_centres():
+    rng = np.random.default_rng(0)
+    centres = torch.from_numpy(10 * rng.normal(size=(6, 12)).astype(np.float32))
+    owner = rng.integers(6, size=500)
+    patches = centres[owner] + torch.from_numpy(rng.normal(size=(500, 12)).astype(np.float32))
+    found = k_means(patches, 6, seed=0)
+    assert matched(found, centres).min() > 0.99
+    distances = torch.cdist(found, centres).numpy()
+    assert distances[linear_sum_assignment(distances)].max() < 1.0
+
+
+@pytest.mark.parametrize("learn", [k_means, nmf, semi_nmf])
+def test_the_seed_decides(learn):
+    patches, _ = planted(4, 10, 100)
+    first, again, other = (learn(patches, 7, seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

@@ -1,0 +1,111 @@
+import gc
+
+import numpy as np
+import pytest
+import torch
+from toys import GRID, Toy, linear, read_by_all, read_by_cls
+
+from pace import Observations
+from pace.baselines.head import Head
+
+
+def with_registers(read: bool) -> Toy:
+    """CLS, two registers, six patches; h reads CLS and, if `read`, the registers."""
+    return Toy(lambda e: torch.stack([e[:, 0].sum(1), e[:, 1:3].sum((1, 2)) * read], 1), d=4, prefix=3)
+
+
+def test_it_finds_the_tokens_that_the_model_reads():
+    assert Head(read_by_cls(5, 3), read_by_cls(5, 3).observe(2, 0)).reads.tolist() == [0]
+    assert Head(read_by_all(5, 3), read_by_all(5, 3).observe(2, 0)).reads.tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("make", [read_by_cls, read_by_all])
+def test_logits_of_the_tokens_read_are_the_models_own(make):
+    toy = make(5, 3)
+    observations = toy.observe(4, 0)
+    head = Head(toy, observations)
+    (part,) = head.parts(observations, 10)
+    torch.testing.assert_close(head(part.tokens), toy.h(observations.embeddings))
+    assert head.n_classes == 3
+    assert part.targets.tolist() == observations.predictions.argmax(1).tolist()
+
+
+def test_registers_that_are_not_read_may_be_missing():
+    toy = with_registers(read=False)
+    observations = toy.observe(3, 0)
+    head = Head(toy, observations)
+    (part,) = head.parts(observations, 3)
+    torch.testing.assert_close(head(part.tokens)[:, 0], observations.embeddings[:, 0].sum(1))
+
+
+def test_registers_that_are_read_may_not():
+    toy = with_registers(read=True)
+    with pytest.raises(
+        ValueError, match=r"reads 2 tokens of this layer that the observations leave out .* all 9 with EveryToken"
+    ):
+        Head(toy, toy.observe(3, 0))
+
+
+def test_observations_of_all_tokens_serve_where_registers_are_read():
+    toy = with_registers(read=True)
+    tokens = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(0))
+    observations = Observations(tokens, torch.ones(3, 9), toy.h(tokens).softmax(1), grid=GRID, prefix_tokens=3)
+    head = Head(toy, observations)
+    assert head.reads.tolist() == [0, 1, 2]
+    (part,) = head.parts(observations, 3)
+    torch.testing.assert_close(head(part.tokens), toy.h(tokens))
+
+
+def test_a_missing_cls_is_an_error_where_it_is_read():
+    toy = read_by_cls(5, 3)
+    full = toy.observe(3, 0)
+    patches = Observations(full.embeddings[:, 1:], full.attention[:, 1:], full.predictions, grid=GRID)
+    with pytest.raises(ValueError, match=r"reads 1 tokens .* count_cls=False"):
+        Head(toy, patches)
+
+
+def test_observations_of_another_model_are_refused():
+    with pytest.raises(ValueError, match="7 tokens of 6 dimensions, but this layer has 7 of 5"):
+        Head(read_by_all(5, 3), read_by_all(6, 3).observe(2, 0))
+
+
+def test_images_of_another_size_are_told_by_their_grid():
+    toy = read_by_all(5, 3)
+    sizes = []
+    forward = toy.forward_from
+    toy.forward_from = lambda tokens, size=None: sizes.append(size) or forward(tokens)
+    tokens = torch.randn(2, 1 + 4 * 6, 5)
+    Head(toy, Observations(tokens, torch.ones(2, 25), grid=(4, 6), prefix_tokens=1))
+    assert set(sizes) == {(8, 12)}
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_observations_read_by_one_token_are_read_once_and_let_go(one):
+    class Counted:
+        def __init__(self, array):
+            self.array, self.shape, self.reads = array, array.shape, 0
+
+        def __getitem__(self, key):
+            self.reads += 1
+            return self.array[key]
+
+    toy = (read_by_cls if one else read_by_all)(5, 3)
+    plain = toy.observe(6, 0)
+    embeddings = Counted(np.asarray(plain.embeddings))
+    observations = Observations(embeddings, plain.attention, plain.predictions, grid=GRID, prefix_tokens=1)
+    head = Head(toy, observations)
+    embeddings.reads = 0
+    for _ in range(5):
+        list(head.parts(observations, 6))
+    assert embeddings.reads == (1 if one else 5)
+    del observations
+    gc.collect()
+    assert len(head._held) == 0
+
+
+def test_a_linear_heads_gradient_is_its_weight():
+    toy, weights = linear(4, 3, 7)
+    observations = toy.observe(5, 0)
+    head = Head(toy, observations)
+    (part,) = head.parts(observations, 5)
+    torch.testing.assert_close(head.gradient(part.tokens, part.targets), weights[part.targets])
