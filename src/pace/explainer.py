@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
@@ -14,11 +15,13 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
-from pace.arguments import alpha_of, check_type, prior_strength_of, settings_of
+from pace.arguments import alpha_of, check_type, prior_strength_of, refinement_of, settings_of
 from pace.explanation import Array, Explanation
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
 from pace.model.objective import Bound
+from pace.model.refining import IMAGES as REFINING_IMAGES
+from pace.model.refining import refine
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
 from pace.model.statistics import Statistics
 from pace.observations import Observations
@@ -62,6 +65,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Sweeps over φ and γ of an image at most, and the relative change of γ below which to stop.
     negatives : int
         Images in a group; in L_s the others of its group are an image's negatives.
+    refine : int
+        Steps of 64 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
+        Needs "tied" covariances, the exact rules, and predictions or perturbed views.
+    faithfulness_weight, stability_weight : float
+        What these count for then, in dimensions of a patch.
     head_steps, head_rate : int, float
         Adam's steps for H and β in an epoch, and their size.
     learning_offset, learning_decay : float
@@ -93,6 +101,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         max_sweeps: int = 100,
         sweep_tol: float = 1e-4,
         negatives: int = 64,
+        refine: int = 0,
+        faithfulness_weight: float = 0.3,
+        stability_weight: float = 0.3,
         head_steps: int = 100,
         head_rate: float = 0.05,
         learning_offset: float = 10.0,
@@ -116,6 +127,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.max_sweeps = max_sweeps
         self.sweep_tol = sweep_tol
         self.negatives = negatives
+        self.refine = refine
+        self.faithfulness_weight = faithfulness_weight
+        self.stability_weight = stability_weight
         self.head_steps = head_steps
         self.head_rate = head_rate
         self.learning_offset = learning_offset
@@ -144,7 +158,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         statistics: Statistics | None = None
         bounds: list[Bound] = []
         converged = interrupted = False
-        with progress("learning concepts", (self.max_iter + 1) * len(observations), self.progress) as advance:
+        refinement = refinement_of(self, observations, perturbed)
+        refined = np.empty((0, 3))
+        epochs = self.max_iter + (2 if refinement else 1)
+        work = epochs * len(observations) + self.refine * REFINING_IMAGES
+        with progress("learning concepts", work, self.progress) as advance:
             starting = partial(advance, 0, "finding where to start")
             concepts, prior, interrupted = self._start(observations, perturbed, settings, lambda images: starting())
             advance(len(observations))
@@ -158,12 +176,18 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     concepts, statistics = update(concepts, fresh, prior, settings), fresh
                     bounds.append(bound)
                     converged = len(bounds) > 1 and abs(bound.total - bounds[-2].total) < least_gain
+                if refinement and not interrupted:
+                    report = partial(advance, note="refining")
+                    better, refined = refine(observations, perturbed, concepts, settings, refinement, self.seed, report)
+                    fresh = pass_over(observations, perturbed, better, settings, memory, report)
+                    heads = update(better, fresh, prior, settings)
+                    concepts, statistics = replace(heads, gaussians=better.gaussians), fresh
             except KeyboardInterrupt:
                 interrupted = True
         # Only now does the model change, so that a fit that fails leaves the one before it.
         self._concepts, self._prior, self._statistics = concepts, prior, statistics
         self.lower_bounds_, self.n_iter_, self.n_steps_ = bounds, len(bounds), 0
-        self.converged_, self.interrupted_ = converged, interrupted
+        self.converged_, self.interrupted_, self.refinement_ = converged, interrupted, refined
         self._describe(observations, settings)
         if interrupted:
             warnings.warn(
@@ -206,7 +230,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._concepts, self._prior = update(concepts, total, prior, settings, local=fresh), prior
         self._statistics, self.lower_bounds_ = total, [*bounds, bound]
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
-        self.converged_, self.interrupted_ = False, False
+        self.converged_, self.interrupted_, self.refinement_ = False, False, np.empty((0, 3))
         self._describe(observations, settings)
         return self
 
@@ -383,6 +407,18 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         from pace.files import load_model
 
         return load_model(cls, path).set_params(device=device)  # type: ignore[no-any-return]
+
+    # -- in a notebook ------------------------------------------------------------------------------------------------
+
+    def _repr_html_inner(self) -> str:
+        """What scikit-learn shows as HTML: its own diagram until there are concepts."""
+        from pace.notebook import model_html
+
+        return model_html(self) if self.__sklearn_is_fitted__() else str(super()._repr_html_inner())
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**options)
+        return bundle | {"text/html": self._repr_html_inner()} if "text/html" in bundle else bundle
 
     # -- checks and conversions ---------------------------------------------------------------------------------------
 

@@ -83,6 +83,16 @@ class Explanation:
         level = "image level" if self.phi is None else "image and patch level"
         return f"Explanation({len(self)} images, {self.n_concepts} concepts, {level})"
 
+    def _repr_png_(self) -> bytes | None:
+        from pace.notebook import explanation_png
+
+        return explanation_png(self)
+
+    def _repr_html_(self) -> str:
+        from pace.notebook import explanation_html
+
+        return explanation_html(self)
+
     def _index(self, image: int) -> int:
         if not -len(self) <= image < len(self):
             raise IndexError(f"image {image} of {len(self)}")
