@@ -1,0 +1,64 @@
+// Classes: what speaks for each of them, and the images that show it best.
+
+const classesView = {
+  title: "Classes",
+  render(item, query) {
+    if (CLASSES === 0) {
+      return h("div", { class: "page" }, h("header", { class: "lead" }, h("h1", {}, "No classes"),
+        note("The concepts were learned without the transformer's predictions, so they speak for no class. Fit the model on observations that have predictions to see this view.")));
+    }
+    const n = Number(item);
+    return item !== null && n in data.classes ? oneClass(n) : allClasses(query);
+  },
+};
+
+function predictedAs(n) {
+  return original.predictions ? original.predictions.reduce((count, [[first]]) => count + (first === n), 0) : null;
+}
+
+function allClasses(query) {
+  const order = Array.from({ length: CLASSES }, (_, n) => n).sort((a, b) => (predictedAs(b) ?? 0) - (predictedAs(a) ?? 0) || a - b);
+  const cards = order.map((n) => classCard(n));
+  const count = h("p", { class: "quiet", role: "status" });
+  const search = h("input", { type: "search", id: "class-search", placeholder: "Class name", autocomplete: "off", spellcheck: "false", value: query.get("q") ?? "" });
+  const filter = () => {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    order.forEach((n, index) => { cards[index].hidden = !words.every((word) => data.classes[n].toLowerCase().includes(word)); });
+    const shown = cards.filter((card) => !card.hidden).length;
+    count.textContent = shown === CLASSES ? plural(CLASSES, "class", "classes") : `${shown} of ${plural(CLASSES, "class", "classes")}`;
+  };
+  const remember = settle(() => search.isConnected && replaceAddress(address("classes", null, { q: search.value })), 200);
+  search.addEventListener("input", () => { filter(); remember(); });
+  filter();
+  return h("div", { class: "page" },
+    h("header", { class: "lead" }, h("h1", {}, "Classes"),
+      note("Which concepts speak for a class: those that its images hold much of (θ) and that favour it over other classes (η). Images belong to the class the transformer predicts, right or wrong.")),
+    h("div", { class: "filters inline" }, h("label", { for: "class-search" }, "Search"), search, count),
+    h("ul", { class: "cards", "aria-label": "Classes" }, cards));
+}
+
+function classCard(n) {
+  const found = data.classConcepts[n].slice(0, 3);
+  const count = predictedAs(n);
+  return h("li", { class: "card class" },
+    h("h2", {}, h("a", { class: "cover clip", href: link.class(n) }, data.classes[n]), count !== null && h("span", { class: "figure" }, plural(count, "image"))),
+    found.length ? h("ol", { class: "voices" }, found.map(([k]) => h("li", {}, face(k), conceptName(k))))
+      : h("p", { class: "quiet" }, "No concept in use speaks for this class."));
+}
+
+function oneClass(n) {
+  const found = data.classConcepts[n];
+  const count = predictedAs(n);
+  return h("div", { class: "page" },
+    h("nav", { class: "crumbs", "aria-label": "Classes" }, h("a", { href: "#/classes" }, "All classes"),
+      count > 0 && h("span", { class: "steps" }, h("a", { class: "button", href: address("images", data.original.predictions.findIndex(([[first]]) => first === n), { class: n }) }, `See its ${plural(count, "image")}`))),
+    h("header", { class: "lead" }, h("h1", {}, data.classes[n]),
+      note(found.length ? `The ${plural(found.length, "concept")} that speak for this class most. ` : "No concept in use speaks for this class. ",
+        count === 0 ? "None of these images is predicted as it, so the order rests on all images." : "")),
+    found.map(([k, strength, images], index) => h("section", { class: "card voice", "aria-labelledby": `voice-${k}` },
+      h("h2", { id: `voice-${k}` }, h("span", { class: "quiet" }, `${index + 1} `), h("a", { href: link.concept(k) }, conceptName(k)), h("span", { class: "figure" }, signedNumber(strength))),
+      h("div", {}, h("h3", {}, "Typical patches"), h("div", { class: "strip" }, data.concepts[k].near.slice(0, 5).map(([m, patch]) =>
+        h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch))))),
+      images.length > 0 && h("div", {}, h("h3", {}, "Images of the class that hold most of it"), h("div", { class: "samples small" }, images.map((m) => imageCard(m, k)))))),
+    found.length > 0 && note("The figure is the concept's mean share of the class's images (θ) times how strongly it favours the class over the others (η)."));
+}

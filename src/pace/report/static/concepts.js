@@ -1,0 +1,74 @@
+// Concepts: the gallery, ordered by use, and one concept.
+
+const usedConcepts = data.order.filter((k) => data.concepts[k].used);
+const unusedConcepts = data.order.filter((k) => !data.concepts[k].used);
+
+const conceptsView = {
+  title: "Concepts",
+  render(item) {
+    const k = Number(item);
+    return item !== null && k in data.concepts ? oneConcept(k) : gallery();
+  },
+};
+
+function gallery() {
+  return h("div", { class: "page" },
+    h("header", { class: "lead" },
+      h("h1", {}, plural(usedConcepts.length, "concept"), " in ", plural(IMAGES, "image")),
+      note("A concept is a kind of patch that the transformer treats alike. Each card shows the patches most typical of one concept, framed within their surroundings, no two from the same image. ",
+        "The percentage is its share of all images, where patches that the transformer looks at more count more.")),
+    h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, usedConcepts.map((k) => conceptCard(k, "h2"))),
+    unusedConcepts.length > 0 && h("details", { class: "fold" },
+      h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
+      note("Together with all their patches, each of these holds less than one patch of these images. The patches below are merely the nearest."),
+      h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))));
+}
+
+function oneConcept(k) {
+  const { share, near, neighbours, used } = data.concepts[k];
+  const position = data.order.indexOf(k);
+  const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
+  const holders = Array.from({ length: IMAGES }, (_, m) => m).filter((m) => original.theta(m, k) >= 0.01)
+    .sort((a, b) => original.theta(b, k) - original.theta(a, k)).slice(0, 8);
+  return h("div", { class: "page" },
+    h("nav", { class: "crumbs", "aria-label": "Concepts" },
+      h("a", { href: "#/concepts" }, "All concepts"),
+      h("span", { class: "steps" }, step(data.order[position - 1], "← More used"), step(data.order[position + 1], "Less used →"))),
+    h("header", { class: "lead" },
+      h("h1", {}, conceptName(k)),
+      h("p", { class: "facts" },
+        h("span", {}, h("b", {}, percent(share)), " of these images"),
+        h("span", {}, h("b", {}, `#${position + 1}`), ` of ${CONCEPTS} by use`)),
+      !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are merely the nearest.")),
+    h("section", { "aria-labelledby": "near" },
+      h("h2", { id: "near" }, "Most typical patches"),
+      note("The patches whose embeddings lie nearest to the concept's mean, one of each image. The small picture enlarges the patch. Choose one to look into its image."),
+      h("div", { class: "samples" }, near.map(([m, patch]) => galleryItem(m, patch)))),
+    CLASSES > 0 && h("section", { "aria-labelledby": "speaks" },
+      h("h2", { id: "speaks" }, "Classes it speaks for"),
+      note("How much more this concept favours a class than it favours the average class (η). It is learned from the transformer's own predictions, not from labels."),
+      evidenceList(k)),
+    holders.length > 0 && h("section", { "aria-labelledby": "holders" },
+      h("h2", { id: "holders" }, "Images that hold most of it"),
+      note("Lit patches belong to the concept; the percentage is its share of the image (θ)."),
+      h("div", { class: "samples wide" }, holders.map((m) => imageCard(m, k)))),
+    neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
+      h("h2", { id: "neighbours" }, "Neighbours"),
+      note("The concepts in use whose means lie nearest. Two that look the same may be one concept split in two."),
+      h("ul", { class: "cards" }, neighbours.map((other) => conceptCard(other)))));
+}
+
+function imageCard(m, k) {
+  return h("a", { class: "sample image", href: link.image(m, { patch: bestPatch(m, k), overlay: k }) },
+    lit(m, k),
+    h("span", { class: "caption" }, h("span", { class: "clip" }, data.names[m]), h("b", {}, percent(original.theta(m, k)))));
+}
+
+function evidenceList(k) {
+  const ranked = classesOf(k);
+  const reach = Math.max(...ranked.map(([, value]) => Math.abs(value)));
+  const ends = ranked.length > 8 ? [...ranked.slice(0, 5), ...ranked.slice(-3)] : ranked;
+  return h("ul", { class: "rows", "aria-label": "Classes, most favoured first" }, ends.map(([n, value], index) =>
+    h("li", { class: ranked.length > 8 && index === 5 ? "gap" : null },
+      h("a", { class: "clip", href: link.class(n) }, data.classes[n]), twoSided(value, reach), h("span", { class: "figure" }, signedNumber(value)))));
+}

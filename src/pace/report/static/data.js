@@ -1,0 +1,77 @@
+// What the page knows. Numbers come as base64 of small integers, pictures as one base64 line each.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const pictures = document.getElementById("pictures").textContent.split("\n");
+
+function unpack({ kind, base64 }) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const Kind = { u8: Uint8Array, u16: Uint16Array, i16: Int16Array }[kind];
+  return new Kind(bytes.buffer);
+}
+
+const [ROWS, COLUMNS] = data.grid;
+const PATCHES = ROWS * COLUMNS;
+const TOKENS = PATCHES + data.prefix;
+const IMAGES = data.names.length;
+const CONCEPTS = data.concepts.length;
+const CLASSES = data.classes.length;
+const LEVEL = `${Math.round(100 * data.level)} %`;
+
+const evidenceSteps = unpack(data.evidence);
+
+/** How strongly concept k speaks for class n (above 0) or against it, compared with the other classes. */
+const evidence = (k, n) => (evidenceSteps[k * CLASSES + n] / 32767) * 2;
+
+/** One view of the images: as they are, or perturbed. */
+class View {
+  constructor(name, packed, firstPicture) {
+    this.name = name;
+    this.firstPicture = firstPicture;
+    this.predictions = packed.predictions;
+    this.kept = packed.kept;
+    for (const field of ["theta", "low", "high", "concept", "phi", "weight"]) this[`_${field}`] = unpack(packed[field]);
+  }
+  theta(m, k) { return this._theta[m * CONCEPTS + k] / 65535; }
+  low(m, k) { return this._low[m * CONCEPTS + k] / 65535; }
+  high(m, k) { return this._high[m * CONCEPTS + k] / 65535; }
+  /** The strongest concepts of a token, as [concept, share]; tokens count the prefix (CLS) first. */
+  mixture(m, token) {
+    const start = (m * TOKENS + token) * this.kept;
+    const found = [];
+    // The first is shown whatever it is, others from 1 % up.
+    for (let i = start; i < start + this.kept; i++) if (i === start || this._phi[i] > 2) found.push([this._concept[i], this._phi[i] / 255]);
+    return found;
+  }
+  patch(m, patch) { return this.mixture(m, data.prefix + patch); }
+  /** The share of the image's weight that a token has. */
+  weight(m, token) { return this._weight[m * TOKENS + token] / 65535; }
+  /** φ of one concept over the patches of an image. */
+  map(m, k) {
+    const values = new Float32Array(PATCHES);
+    const start = (m * TOKENS + data.prefix) * this.kept;
+    for (let i = 0; i < PATCHES * this.kept; i++) {
+      if (this._concept[start + i] === k) values[Math.floor(i / this.kept)] = this._phi[start + i] / 255;
+    }
+    return values;
+  }
+  /** Concepts of an image, the largest share first. */
+  ranked(m) {
+    return Array.from({ length: CONCEPTS }, (_, k) => k).sort((a, b) => this.theta(m, b) - this.theta(m, a) || a - b);
+  }
+  picture(m) { return `data:${data.picture.type};base64,${pictures[this.firstPicture + m]}`; }
+}
+
+const original = new View("original", data.original, 0);
+// A perturbed view without pictures still has its θ.
+const perturbed = data.perturbed && new View("perturbed", data.perturbed, IMAGES);
+const hasPerturbedPictures = data.perturbedPictures;
+
+/** The patch of an image that shows a concept best. */
+function bestPatch(m, k) {
+  const map = original.map(m, k);
+  return map.reduce((best, value, patch) => (value > map[best] ? patch : best), 0);
+}
+
+const predictedClass = (m, view = original) => (view.predictions ? view.predictions[m][0][0] : null);

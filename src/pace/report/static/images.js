@@ -1,0 +1,375 @@
+// Images: choose one, look at its patches, its mixture and its prediction.
+
+const TOP = 8; // concepts shown before "show all"
+
+const imagesView = {
+  title: "Images",
+  state: { image: 0, patch: null, on: "original", overlay: null, class: null, q: "" },
+
+  render(item, query) {
+    if (!this.element) this.build();
+    this.read(item, query);
+    this.filter();
+    this.showImage();
+    return this.element;
+  },
+
+  /** Once it is on the page, the list can scroll to its image. */
+  afterwards() {
+    this.markItem();
+  },
+
+  /** The state from the address; what makes no sense is left out. */
+  read(item, query) {
+    const whole = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : null);
+    const overlay = query.get("overlay");
+    this.state = {
+      image: whole(item, IMAGES) ?? this.state.image,
+      patch: whole(query.get("patch"), PATCHES),
+      on: query.get("on") === "perturbed" && hasPerturbedPictures ? "perturbed" : "original",
+      overlay: overlay === "all" ? "all" : whole(overlay, CONCEPTS),
+      class: whole(query.get("class"), CLASSES),
+      q: query.get("q") ?? "",
+    };
+  },
+
+  address() {
+    const { image, patch, on, overlay, class: n, q } = this.state;
+    return address("images", image, { patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, q });
+  },
+
+  /** Arrow keys held down would flood the history; the address follows when they rest. */
+  remember: settle(() => imagesView.element.isConnected && replaceAddress(imagesView.address()), 200),
+
+  set(change) {
+    Object.assign(this.state, change);
+    this.remember();
+  },
+
+  // -- built once ------------------------------------------------------------------------------------------------
+
+  build() {
+    const callbacks = { onHover: (view, patch) => this.hover(view, patch), onPick: (view, patch) => this.pick(view, patch) };
+    this.pickers = [new Picker(original, "Original", callbacks)];
+    if (hasPerturbedPictures) this.pickers.push(new Picker(perturbed, "Perturbed", callbacks));
+    this.heading = h("h1", {});
+    this.subtitle = h("p", { class: "facts" });
+    this.panel = h("section", { class: "card panel", "aria-label": "Patch" });
+    this.overlays = h("div", { class: "segments", role: "group", "aria-label": "Overlay" });
+    this.detail = h("div", { class: "detail" });
+    this.element = h("div", { class: "page images" },
+      this.buildBrowser(),
+      h("div", { class: "work" },
+        h("header", { class: "lead" }, h("div", { class: "headline" }, this.heading, this.buildSteps()), this.subtitle),
+        h("div", { class: "columns" },
+          h("div", { class: "look" },
+            h("div", { class: `pickers${hasPerturbedPictures ? " two" : ""}` }, this.pickers.map((picker) => picker.element)),
+            this.overlays,
+            h("p", { id: "picker-help", class: "note" }, "Point at a patch, tap it, or walk with the arrow keys; Escape lets go."),
+            this.panel),
+          this.detail)));
+  },
+
+  buildBrowser() {
+    this.items = data.names.map((name, m) => h("li", {}, h("button", {
+      type: "button", tabindex: "-1", title: name, "aria-label": describeImage(m), onclick: () => this.choose(m),
+    }, thumbnail(m))));
+    this.search = h("input", {
+      type: "search", id: "image-search", placeholder: "Name or class", autocomplete: "off", spellcheck: "false",
+      oninput: () => { this.set({ q: this.search.value }); this.filter(); },
+    });
+    this.chosenClass = CLASSES > 0 && original.predictions && h("select", {
+      id: "image-class", onchange: () => { this.set({ class: this.chosenClass.value === "" ? null : Number(this.chosenClass.value) }); this.filter(); },
+    }, h("option", { value: "" }, "Every class"), predictedClasses().map(([n, count]) => h("option", { value: String(n) }, `${data.classes[n]} (${count})`)));
+    this.count = h("p", { class: "quiet", role: "status" });
+    this.list = h("ul", { class: "browser-list", "aria-label": "Images; move with the arrow keys", onkeydown: (event) => this.walkList(event) }, this.items);
+    return h("aside", { class: "browser", "aria-label": "Choose an image" },
+      h("div", { class: "filters" },
+        h("label", { for: "image-search" }, "Search"), this.search,
+        this.chosenClass && [h("label", { for: "image-class" }, "Predicted as"), this.chosenClass]),
+      this.count, this.list);
+  },
+
+  buildSteps() {
+    const step = (by, text, label) => h("button", { type: "button", class: "button", "aria-label": label, onclick: () => {
+      const at = this.matching.indexOf(this.state.image);
+      if (this.matching.length) this.choose(this.matching[(at + by + this.matching.length) % this.matching.length]);
+    } }, text);
+    return h("span", { class: "steps" }, step(-1, "←", "Previous image"), step(1, "→", "Next image"));
+  },
+
+  // -- the list --------------------------------------------------------------------------------------------------
+
+  filter() {
+    const { q, class: n } = this.state;
+    const words = q.toLowerCase().split(/\s+/).filter(Boolean);
+    this.matching = [];
+    this.items.forEach((item, m) => {
+      const fits = (n === null || predictedClass(m) === n) && words.every((word) => haystack(m).includes(word));
+      item.hidden = !fits;
+      if (fits) this.matching.push(m);
+    });
+    if (this.search.value !== q) this.search.value = q;
+    if (this.chosenClass) this.chosenClass.value = n === null ? "" : String(n);
+    this.count.textContent = this.matching.length === IMAGES ? plural(IMAGES, "image") : `${this.matching.length} of ${plural(IMAGES, "image")}`;
+    this.markItem();
+  },
+
+  /** One image of the list can be reached with Tab; the arrow keys go on from there. */
+  markItem(focus = false) {
+    const reachable = this.matching.includes(this.state.image) ? this.state.image : this.matching[0];
+    this.items.forEach((item, m) => {
+      const button = item.firstChild;
+      button.tabIndex = m === reachable ? 0 : -1;
+      if (m === this.state.image) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    });
+    const current = this.items[reachable]?.firstChild;
+    if (focus) current?.focus();
+    // Scrolls the list alone, never the page.
+    if (current) {
+      const list = this.list.getBoundingClientRect(), box = current.getBoundingClientRect();
+      if (box.top < list.top || box.bottom > list.bottom) this.list.scrollTop += box.top - list.top - list.height / 2;
+      if (box.left < list.left || box.right > list.right) this.list.scrollLeft += box.left - list.left - list.width / 2;
+    }
+  },
+
+  walkList(event) {
+    const here = this.matching.indexOf(this.state.image);
+    const across = this.rowLength();
+    const to = { ArrowRight: here + 1, ArrowLeft: here - 1, ArrowDown: here + across, ArrowUp: here - across, Home: 0, End: this.matching.length - 1 }[event.key];
+    if (to === undefined || !(to in this.matching)) return;
+    event.preventDefault();
+    this.choose(this.matching[to], true);
+  },
+
+  rowLength() {
+    const shown = this.matching.map((m) => this.items[m].offsetTop);
+    const next = shown.findIndex((top) => top > shown[0]);
+    return next < 0 ? 1 : next;
+  },
+
+  choose(m, focus = false) {
+    this.set({ image: m });
+    this.showImage();
+    this.markItem(focus);
+    say(describeImage(m));
+  },
+
+  // -- one image -------------------------------------------------------------------------------------------------
+
+  showImage() {
+    const m = this.state.image;
+    this.heading.textContent = data.names[m];
+    this.subtitle.replaceChildren(...[
+      data.labels && h("span", {}, "labelled ", h("b", {}, data.labels[m])),
+      original.predictions && h("span", {}, "predicted ", h("b", {}, data.classes[predictedClass(m)] ?? `class ${predictedClass(m)}`)),
+    ].filter(Boolean));
+    this.pickers.forEach((picker) => picker.show(m));
+    this.showAll = false;
+    this.showOverlay();
+    this.showPatch();
+    document.title = `${data.names[m]} · ${data.title}`;
+  },
+
+  /** The concepts of this image worth a colour of their own. */
+  coloured() {
+    return original.ranked(this.state.image).slice(0, REGION_COLOURS.length);
+  },
+
+  showOverlay() {
+    const { overlay } = this.state;
+    const option = (value, text) => h("button", {
+      type: "button", "aria-pressed": String(overlay === value), onclick: () => { this.set({ overlay: value }); this.showOverlay(); },
+    }, text);
+    const focused = this.overlays.contains(document.activeElement) ? [...this.overlays.children].indexOf(document.activeElement) : -1;
+    this.overlays.replaceChildren(option(null, "Picture"), option("all", "All concepts"),
+      ...(typeof overlay === "number" ? [option(overlay, conceptName(overlay))] : []));
+    if (focused >= 0) this.overlays.children[Math.min(focused, this.overlays.children.length - 1)].focus();
+    this.pickers.forEach((picker) => picker.overlay(overlay, this.coloured()));
+    this.showDetail();
+  },
+
+  toggle(k) {
+    const overlay = this.state.overlay === k ? null : k;
+    this.set({ overlay });
+    this.showOverlay();
+    this.detail.querySelector(`[data-toggle="${k}"]`)?.focus();
+    say(overlay === null ? "Overlay off" : `${conceptName(k)} is lit on the image`);
+  },
+
+  // -- patches ---------------------------------------------------------------------------------------------------
+
+  hover(view, patch) {
+    if (patch === null) return this.showPatch();
+    if (this.shown === `${view.name} ${patch}`) return;
+    this.pickers.forEach((picker) => picker.mark(picker.view === view ? patch : null));
+    this.fillPanel(view, patch);
+  },
+
+  pick(view, patch) {
+    this.set({ patch, on: view.name });
+    this.showPatch();
+    say(patch === null ? "No patch chosen" : describePatch(view, this.state.image, patch));
+  },
+
+  /** The patch that was picked, once the pointer has left. */
+  showPatch() {
+    const { patch, on } = this.state;
+    this.pickers.forEach((picker) => picker.mark(picker.view.name === on ? patch : null));
+    this.fillPanel(on === "perturbed" ? perturbed : original, patch);
+  },
+
+  fillPanel(view, patch) {
+    const m = this.state.image;
+    this.shown = `${view.name} ${patch}`;
+    if (patch === null) {
+      const k = original.ranked(m)[0];
+      this.panel.replaceChildren(h("h2", {}, "No patch chosen"),
+        h("p", { class: "quiet" }, `The largest concept of this image is ${conceptName(k)}:`), galleryStrip(k));
+      return;
+    }
+    const mixture = view.patch(m, patch);
+    const weight = view.weight(m, data.prefix + patch) * TOKENS;
+    const [k] = mixture[0];
+    this.panel.replaceChildren(
+      h("h2", {}, "Patch at ", place(patch), view === perturbed && h("span", { class: "quiet" }, " · perturbed")),
+      h("ul", { class: "rows mixture", "aria-label": "Concepts of this patch" }, mixture.map(([concept, share]) => h("li", {},
+        face(concept, true), h("a", { href: link.concept(concept) }, conceptName(concept)),
+        h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${100 * share}%` } })),
+        h("span", { class: "figure" }, percent(share, 0))))),
+      h("p", { class: "note" }, "It counts as ", h("b", {}, weight.toFixed(1)), weight.toFixed(1) === "1.0" ? " average patch" : " average patches",
+        ", by the attention the transformer gives it. Typical patches of ", h("a", { href: link.concept(k) }, conceptName(k)), ":"),
+      galleryStrip(k));
+  },
+
+  // -- mixture and prediction ------------------------------------------------------------------------------------
+
+  showDetail() {
+    const m = this.state.image;
+    this.detail.replaceChildren(...[this.mixture(m), this.prediction(m)].filter(Boolean));
+  },
+
+  mixture(m) {
+    // What the perturbation brought in should be seen as well.
+    const larger = (k) => Math.max(original.theta(m, k), perturbed ? perturbed.theta(m, k) : 0);
+    const ranked = original.ranked(m);
+    const used = ranked.filter((k) => larger(k) > 0.002);
+    const largest = new Set([...used].sort((a, b) => larger(b) - larger(a)).slice(0, this.showAll ? CONCEPTS : TOP));
+    const rows = used.filter((k) => largest.has(k));
+    const reach = Math.max(...rows.map((k) => Math.max(original.high(m, k), perturbed ? perturbed.high(m, k) : 0)));
+    const colours = this.state.overlay === "all" ? this.coloured() : [];
+    return h("section", { class: "card", "aria-labelledby": "mixture" },
+      h("h2", { id: "mixture" }, "What this image is made of"),
+      note(`Share of each concept (θ). The thin line is where it lies with ${LEVEL} probability`,
+        perturbed ? "; the striped bar is the same for the perturbed image" : "",
+        ". Press a concept's picture to light it on the image."),
+      h("ul", { class: "rows theta" }, rows.map((k) => {
+        const rank = colours.indexOf(k);
+        const lit = this.state.overlay === k;
+        return h("li", {},
+          h("button", { type: "button", class: "toggle", "data-toggle": String(k), "aria-pressed": String(lit), "aria-label": `Light ${conceptName(k)} on the image`, onclick: () => this.toggle(k) }, face(k, true)),
+          h("span", { class: "who" }, rank >= 0 && h("span", { class: "swatch", "aria-hidden": "true", style: { background: REGION_COLOURS[rank] } }),
+            h("a", { href: link.concept(k) }, conceptName(k))),
+          h("small", {}, interval(original, m, k), perturbed && ` · perturbed ${percent(perturbed.theta(m, k), 0)}`),
+          h("span", { class: "figure" }, percent(original.theta(m, k), 0)),
+          h("span", { class: "bars", "aria-hidden": "true" }, intervalBar(original, m, k, reach), perturbed && intervalBar(perturbed, m, k, reach)));
+      })),
+      used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
+      data.prefix > 0 && prefixNote(m),
+      perturbed && movedNote(m));
+  },
+
+  prediction(m) {
+    if (CLASSES === 0) return null;
+    const said = original.predictions?.[m] ?? null;
+    const pointed = data.pointed[m];
+    const predicted = said ? said[0][0] : pointed;
+    const choices = [...new Set([predicted, pointed, ...(said ?? []).map(([n]) => n)])];
+    const carried = h("div", {});
+    const show = (n) => carried.replaceChildren(contributions(m, n));
+    const select = h("select", { id: "why", onchange: () => show(Number(select.value)) }, choices.map((n) => h("option", { value: String(n) }, data.classes[n])));
+    show(predicted);
+    return h("section", { class: "card", "aria-labelledby": "prediction" },
+      h("h2", { id: "prediction" }, "What carried the prediction"),
+      said && h("ul", { class: "rows" }, said.slice(0, 3).map(([n, probability]) => h("li", {},
+        h("a", { class: "clip", href: link.class(n) }, data.classes[n]),
+        h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${100 * probability}%` } })),
+        h("span", { class: "figure" }, percent(probability, 0))))),
+      said && note(pointed === predicted
+        ? ["The transformer's own prediction. Without being told, the concepts ", h("b", {}, "point to the same class"), "."]
+        : ["The transformer's own prediction. Without being told, the concepts point ", h("b", {}, "elsewhere"), ": to ", classChip(pointed), ". Do not trust the explanation of this image."]),
+      !said && note("The transformer's prediction is not known here. The concepts point to ", classChip(pointed), "."),
+      h("p", { class: "pick" }, h("label", { for: "why" }, "Concepts for and against "), select),
+      carried,
+      note("A concept's share of the image (θ) times how strongly it favours the class over the others (η). Right of the middle speaks for the class, left against it."));
+  },
+};
+
+function intervalBar(view, m, k, reach) {
+  const at = (value) => `${(100 * value) / reach}%`;
+  const low = view.low(m, k), high = view.high(m, k);
+  return h("span", { class: `bar ${view.name}` },
+    h("span", { style: { width: at(view.theta(m, k)) } }),
+    h("i", { style: { left: at(low), width: at(high - low) } }));
+}
+
+function interval(view, m, k) {
+  return `${(100 * view.low(m, k)).toFixed(0)} to ${percent(view.high(m, k), 0)}`;
+}
+
+function prefixNote(m) {
+  const mixture = original.mixture(m, 0);
+  return note("The summary token (CLS) belongs to no patch and has ", h("b", {}, percent(original.weight(m, 0))), " of the weight; it goes to ",
+    mixture.slice(0, 1).map(([k]) => h("a", { href: link.concept(k) }, conceptName(k))), ".");
+}
+
+function movedNote(m) {
+  let moved = 0;
+  for (let k = 0; k < CONCEPTS; k++) moved += Math.abs(original.theta(m, k) - perturbed.theta(m, k)) / 2;
+  const before = predictedClass(m), after = predictedClass(m, perturbed);
+  return note("Under the perturbation ", h("b", {}, percent(moved, 0)), " of the mixture moved to other concepts",
+    before === null || after === null ? "." : before === after ? ", and the prediction stayed." : [", and the prediction changed to ", classChip(after), "."]);
+}
+
+function contributions(m, n) {
+  const parts = Array.from({ length: CONCEPTS }, (_, k) => [k, original.theta(m, k) * evidence(k, n)])
+    .sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 6).filter(([, value]) => Math.abs(value) >= 0.005);
+  if (!parts.length) return h("p", { class: "quiet" }, "No concept speaks clearly for or against this class.");
+  const reach = Math.abs(parts[0][1]);
+  return h("ul", { class: "rows carried", "aria-label": `Concepts for and against ${data.classes[n]}` }, parts.map(([k, value]) => h("li", {},
+    face(k, true), h("a", { href: link.concept(k) }, conceptName(k)), twoSided(value, reach), h("span", { class: "figure" }, signedNumber(value)))));
+}
+
+/** A concept's typical patches; built once, since pointing at patches asks for the same few again and again. */
+const strips = new Map();
+function galleryStrip(k) {
+  if (!strips.has(k)) {
+    strips.set(k, h("div", { class: "strip" }, data.concepts[k].near.slice(0, 6).map(([m, patch]) =>
+      h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch, SPAN, true)))));
+  }
+  return strips.get(k);
+}
+
+function describeImage(m) {
+  const n = predictedClass(m);
+  return `${data.names[m]}${n === null ? "" : `, predicted ${data.classes[n]}`}`;
+}
+
+function describePatch(view, m, patch) {
+  const mixture = view.patch(m, patch).map(([k, share]) => `${conceptName(k)} ${percent(share, 0)}`);
+  return `Patch at ${place(patch)}${view === perturbed ? ", perturbed" : ""}: ${mixture.join(", ")}`;
+}
+
+const haystacks = [];
+function haystack(m) {
+  const n = predictedClass(m);
+  return (haystacks[m] ??= [data.names[m], data.labels?.[m] ?? "", n === null ? "" : data.classes[n]].join(" ").toLowerCase());
+}
+
+/** Classes that some image is predicted as, with how many. */
+function predictedClasses() {
+  const counts = new Map();
+  for (let m = 0; m < IMAGES; m++) counts.set(predictedClass(m), (counts.get(predictedClass(m)) ?? 0) + 1);
+  return [...counts].sort(([a], [b]) => data.classes[a].localeCompare(data.classes[b]));
+}

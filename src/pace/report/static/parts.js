@@ -1,0 +1,162 @@
+// Pieces that several views share: pictures, crops, bars, chips.
+
+const conceptName = (k) => `Concept ${k}`;
+const place = (patch) => `row ${Math.floor(patch / COLUMNS) + 1}, column ${(patch % COLUMNS) + 1}`;
+
+const link = {
+  concept: (k) => `#/concepts/${k}`,
+  image: (m, options = {}) => address("images", m, options),
+  class: (n) => `#/classes/${n}`,
+};
+
+function address(view, item, options = {}) {
+  const given = Object.entries(options).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(given.map(([key, value]) => [key, String(value)])).toString();
+  return `#/${view}${item === null || item === undefined ? "" : `/${item}`}${query ? `?${query}` : ""}`;
+}
+
+/** `eager` for what is looked at already: it is there at once, at the cost of the moment it takes to decode. */
+function picture(m, eager = false) {
+  const image = h("img", { alt: "", decoding: eager ? "sync" : "async", draggable: "false" });
+  const load = () => { image.src = original.picture(m); };
+  if (eager) load();
+  else onSight(image, load);
+  return image;
+}
+
+const pictureShape = `${data.picture.width} / ${data.picture.height}`;
+
+/** The whole image with one patch marked and the rest dimmed. */
+function inContext(m, patch) {
+  const row = Math.floor(patch / COLUMNS), column = patch % COLUMNS;
+  return h("span", { class: "context", style: { "aspect-ratio": pictureShape } },
+    picture(m),
+    h("span", { class: "spot", style: {
+      left: `${(100 * column) / COLUMNS}%`, top: `${(100 * row) / ROWS}%`,
+      width: `${100 / COLUMNS}%`, height: `${100 / ROWS}%`,
+    } }));
+}
+
+const SPAN = 5;
+// Of the surroundings of any patch, since they move inwards at the border.
+const cropShape = (span) => (Math.min(span, COLUMNS) * data.picture.width * ROWS) / (Math.min(span, ROWS) * data.picture.height * COLUMNS);
+
+/** The surroundings of a patch, `span` patches wide, with the patch marked. */
+function crop(m, patch, span = SPAN, eager = false) {
+  const across = Math.min(span, COLUMNS), down = Math.min(span, ROWS);
+  const row = Math.floor(patch / COLUMNS), column = patch % COLUMNS;
+  const left = Math.max(0, Math.min(column - (across - 1) / 2, COLUMNS - across));
+  const top = Math.max(0, Math.min(row - (down - 1) / 2, ROWS - down));
+  const image = picture(m, eager);
+  const set = (name, value) => image.style.setProperty(name, `${value}%`);
+  set("width", (100 * COLUMNS) / across);
+  set("height", (100 * ROWS) / down);
+  set("left", (-100 * left) / across);
+  set("top", (-100 * top) / down);
+  return h("span", { class: "crop", style: { "aspect-ratio": String(cropShape(span)) } },
+    image,
+    h("span", { class: "frame", style: {
+      left: `${(100 * (column - left)) / across}%`, top: `${(100 * (row - top)) / down}%`,
+      width: `${100 / across}%`, height: `${100 / down}%`,
+    } }));
+}
+
+/** The patch nearest to a concept's mean, as the concept's face. */
+function face(k, eager = false) {
+  const [m, patch] = data.concepts[k].near[0];
+  return h("span", { class: "face", "aria-hidden": "true" }, crop(m, patch, 3, eager));
+}
+
+/** A picture of the contact sheet, which is decoded once for all of them. */
+function thumbnail(m) {
+  const { columns, rows } = data.sheet;
+  const at = (index, count) => (count > 1 ? `${(100 * index) / (count - 1)}%` : "0%");
+  return h("span", { class: "thumbnail", "aria-hidden": "true", style: {
+    "background-position": `${at(m % columns, columns)} ${at(Math.floor(m / columns), rows)}`,
+  } });
+}
+
+const PATCH = 16; // pixels of a patch on an overlay's canvas
+
+/** Paint every patch of an overlay in the colour that `colourOf(patch)` gives. */
+function paint(canvas, colourOf) {
+  canvas.width = COLUMNS * PATCH;
+  canvas.height = ROWS * PATCH;
+  const pen = canvas.getContext("2d");
+  for (let patch = 0; patch < PATCHES; patch++) {
+    pen.fillStyle = colourOf(patch);
+    pen.fillRect((patch % COLUMNS) * PATCH, Math.floor(patch / COLUMNS) * PATCH, PATCH, PATCH);
+  }
+  return pen;
+}
+
+/** Dark where a concept is absent, clear where it is, with a line between: readable without colour, on dark pictures too. */
+function spotlight(canvas, map) {
+  const pen = paint(canvas, (patch) => `rgb(10 12 14 / ${0.8 * (1 - map[patch])})`);
+  const isLit = (patch) => map[patch] >= 0.5;
+  pen.beginPath();
+  for (let patch = 0; patch < PATCHES; patch++) {
+    const x = (patch % COLUMNS) * PATCH, y = Math.floor(patch / COLUMNS) * PATCH;
+    if (patch % COLUMNS > 0 && isLit(patch) !== isLit(patch - 1)) { pen.moveTo(x, y); pen.lineTo(x, y + PATCH); }
+    if (patch >= COLUMNS && isLit(patch) !== isLit(patch - COLUMNS)) { pen.moveTo(x, y); pen.lineTo(x + PATCH, y); }
+  }
+  for (const [width, colour] of [[4, "rgb(0 0 0 / 60%)"], [1.5, "#fff"]]) {
+    pen.lineWidth = width;
+    pen.strokeStyle = colour;
+    pen.stroke();
+  }
+}
+
+/** An image with the patches of one concept lit. */
+function lit(m, k) {
+  const canvas = h("canvas", { class: "overlay", "aria-hidden": "true" });
+  const box = h("span", { class: "context", style: { "aspect-ratio": pictureShape } }, picture(m), canvas);
+  onSight(canvas, () => spotlight(canvas, original.map(m, k)));
+  return box;
+}
+
+function classChip(n) {
+  return h("a", { class: "chip", href: link.class(n) }, data.classes[n]);
+}
+
+/** Classes by how strongly a concept speaks for them, strongest first. */
+function classesOf(k) {
+  return Array.from({ length: CLASSES }, (_, n) => [n, evidence(k, n)]).sort((a, b) => b[1] - a[1]);
+}
+
+/** A bar that starts in the middle: to the right for, to the left against. */
+function twoSided(value, reach) {
+  const width = (50 * Math.min(Math.abs(value), reach)) / (reach || 1);
+  return h("span", { class: "twosided", "aria-hidden": "true" },
+    h("span", { class: value < 0 ? "against" : "for", style: { width: `${width}%` } }));
+}
+
+/** A patch of a concept's gallery: the whole image with the patch lit, the patch enlarged beside it. */
+function galleryItem(m, patch) {
+  const enlarged = crop(m, patch, 3);
+  // Out of the way of the patch it enlarges.
+  enlarged.classList.toggle("aside", patch % COLUMNS > COLUMNS / 2 && patch >= PATCHES / 2);
+  return h("a", { class: "sample", href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` },
+    inContext(m, patch), enlarged);
+}
+
+/** Two rows of three patches, made when they come into sight: there may be hundreds of cards. */
+function tiles(near) {
+  const box = h("div", { class: "tiles", "aria-hidden": "true", style: { "aspect-ratio": String(1.5 * cropShape(SPAN)) } });
+  return onSight(box, () => box.append(...near.map(([m, patch]) => crop(m, patch))));
+}
+
+function conceptCard(k, level = "h3") {
+  const { share, near } = data.concepts[k];
+  const classes = classesOf(k).filter(([, value]) => value > 0).slice(0, 3);
+  return h("li", { class: "card concept" },
+    h(level, {}, h("a", { class: "cover", href: link.concept(k) }, conceptName(k)), h("span", { class: "figure" }, percent(share))),
+    h("span", { class: "meter", "aria-hidden": "true" }, h("span", { style: { width: `${Math.max(0.5, (100 * share) / largestShare)}%` } })),
+    tiles(near.slice(0, 6)),
+    classes.length > 0 && h("p", { class: "speaks" }, h("span", { class: "quiet" }, "speaks for "), classes.map(([n]) => data.classes[n]).join(", ")));
+}
+
+const largestShare = Math.max(...data.concepts.map(({ share }) => share));
+
+/** Words that stay on the page, since a phone has no tooltips. */
+const note = (...children) => h("p", { class: "note" }, children);

@@ -1,0 +1,112 @@
+// An image whose patches can be hovered, tapped, or walked with the arrow keys, with concepts laid over it.
+
+const REGION_COLOURS = ["#e69f00", "#56b4e9", "#2bb38a", "#e8dc3c", "#d68ab8", "#e2683c"];
+
+class Picker {
+  /** `onHover(view, patch or null)` and `onPick(view, patch or null)` tell where the pointer or the keys are. */
+  constructor(view, caption, { onHover, onPick }) {
+    this.view = view;
+    this.onPick = onPick;
+    this.image = h("img", { alt: "", draggable: "false" });
+    this.canvas = h("canvas", { class: "overlay", "aria-hidden": "true" });
+    this.labels = h("span", { class: "regions", "aria-hidden": "true" });
+    this.cursor = h("span", { class: "cursor", hidden: true });
+    this.stage = h("div", {
+      class: "stage", tabindex: "0", role: "application", "aria-describedby": "picker-help",
+      style: { "aspect-ratio": pictureShape },
+      onpointermove: (event) => event.pointerType !== "touch" && onHover(view, this.at(event)),
+      onpointerleave: () => onHover(view, null),
+      onclick: (event) => onPick(view, this.at(event)),
+      onkeydown: (event) => this.key(event),
+    }, this.image, this.canvas, this.labels, this.cursor);
+    this.element = h("figure", { class: "picker" }, this.stage, h("figcaption", {}, caption));
+    this.caption = caption;
+    this.patch = null;
+  }
+
+  show(m) {
+    this.m = m;
+    this.image.src = this.view.picture(m);
+    this.stage.setAttribute("aria-label", `Patches of ${data.names[m]}, ${this.caption.toLowerCase()}`);
+  }
+
+  /** Frame a patch, or none. */
+  mark(patch) {
+    this.patch = patch;
+    this.cursor.hidden = patch === null;
+    if (patch === null) return;
+    const set = (name, value) => this.cursor.style.setProperty(name, `${value}%`);
+    set("left", (100 * (patch % COLUMNS)) / COLUMNS);
+    set("top", (100 * Math.floor(patch / COLUMNS)) / ROWS);
+    set("width", 100 / COLUMNS);
+    set("height", 100 / ROWS);
+  }
+
+  /** Lay a concept over the image, "all" for a map of `concepts`, or nothing. */
+  overlay(what, concepts) {
+    this.canvas.hidden = what === null;
+    this.labels.replaceChildren();
+    if (what === null) return;
+    if (what === "all") this.regions(concepts);
+    else spotlight(this.canvas, this.view.map(this.m, what));
+  }
+
+  /** Every patch in the colour of its strongest concept; a number says which, so colour is not needed. */
+  regions(concepts) {
+    const members = concepts.map(() => []);
+    paint(this.canvas, (patch) => {
+      const [strongest] = this.view.patch(this.m, patch);
+      const rank = strongest ? concepts.indexOf(strongest[0]) : -1;
+      if (rank < 0) return "rgb(128 128 128 / 65%)";
+      members[rank].push(patch);
+      return `${REGION_COLOURS[rank]}88`;
+    });
+    const taken = [];
+    members.forEach((patches, rank) => {
+      if (!patches.length) return;
+      const centre = labelPlace(new Set(patches), taken);
+      taken.push(centre);
+      this.labels.append(h("span", { style: {
+        left: `${(100 * ((centre % COLUMNS) + 0.5)) / COLUMNS}%`, top: `${(100 * (Math.floor(centre / COLUMNS) + 0.5)) / ROWS}%`,
+      } }, String(concepts[rank])));
+    });
+  }
+
+  at(event) {
+    const box = this.stage.getBoundingClientRect();
+    const within = (position, count) => Math.max(0, Math.min(count - 1, Math.floor(position * count)));
+    return within((event.clientY - box.top) / box.height, ROWS) * COLUMNS + within((event.clientX - box.left) / box.width, COLUMNS);
+  }
+
+  key(event) {
+    const row = Math.floor(this.patch / COLUMNS), column = this.patch % COLUMNS;
+    const to = {
+      ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], ArrowUp: [row - 1, column], ArrowDown: [row + 1, column],
+      Home: [row, 0], End: [row, COLUMNS - 1], PageUp: [0, column], PageDown: [ROWS - 1, column],
+    }[event.key];
+    if (event.key === "Escape") this.onPick(this.view, null);
+    if (!to || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    if (this.patch === null) return this.onPick(this.view, Math.floor(ROWS / 2) * COLUMNS + Math.floor(COLUMNS / 2));
+    const inside = (value, count) => Math.max(0, Math.min(count - 1, value));
+    this.onPick(this.view, inside(to[0], ROWS) * COLUMNS + inside(to[1], COLUMNS));
+  }
+}
+
+/** The patch deepest inside its region, away from labels that are there already. */
+function labelPlace(region, taken) {
+  const depth = (patch) => {
+    const row = Math.floor(patch / COLUMNS), column = patch % COLUMNS;
+    const crowded = taken.some((other) => Math.abs(Math.floor(other / COLUMNS) - row) < ROWS / 8 && Math.abs((other % COLUMNS) - column) < COLUMNS / 6);
+    let same = crowded ? -100 : 0;
+    for (let down = -2; down <= 2; down++) {
+      for (let across = -2; across <= 2; across++) {
+        const inside = column + across >= 0 && column + across < COLUMNS;
+        if (inside && region.has(patch + down * COLUMNS + across)) same += 3 - Math.max(Math.abs(down), Math.abs(across));
+      }
+    }
+    return same;
+  };
+  const depths = new Map([...region].map((patch) => [patch, depth(patch)]));
+  return [...region].reduce((best, patch) => (depths.get(patch) > depths.get(best) ? patch : best));
+}
