@@ -14,6 +14,7 @@ from pace.model.learning import Concepts, Settings
 from pace.observations import Observations
 
 PATCHES_PER_CONCEPT = 200  # enough to place K centres; the epochs see every patch
+_IMAGES = 100  # at least: patches of one image are alike, so few images hold few concepts
 _LLOYD_ROUNDS = 10
 
 
@@ -28,9 +29,9 @@ class Sample:
 
 
 def draw_sample(observations: Observations, n_concepts: int, settings: Settings, rng: np.random.Generator) -> Sample:
-    """Whole images, enough of them to hold `PATCHES_PER_CONCEPT` patches with positive weight for every concept."""
+    """Whole images, so many that they hold `PATCHES_PER_CONCEPT` patches with positive weight for every concept."""
     order = rng.permutation(len(observations))
-    wanted = -(-PATCHES_PER_CONCEPT * n_concepts // observations.n_tokens)
+    wanted = max(_IMAGES, -(-PATCHES_PER_CONCEPT * n_concepts // observations.n_tokens))
     while True:
         images = np.sort(order[:wanted])
         batch = observations.batch(images, settings.device, settings.dtype)
