@@ -1,0 +1,136 @@
+"""The app: its commands, and the one place where errors, Ctrl-C and ``--json`` are dealt with."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pace import __version__
+from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
+from pace.cli.errors import line_of, one_line
+from pace.cli.output import as_json, complain, on_terminal, warnings_in_one_line
+from pace.cli.runs import Invocation
+
+INTERRUPTED = 130  # as shells report Ctrl-C
+
+
+class Interrupted(Exception):
+    """Ctrl-C, once it has left the command; typer would end without a word."""
+
+
+class Commands(TyperGroup):
+    """Runs a command and turns whatever becomes of it into lines and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted(*interrupt.args) from interrupt
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        invocation = Invocation(list(sys.argv[1:] if args is None else args))
+        for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters gets question marks, not an error
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        if not on_terminal(sys.stderr):
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        if not invocation.debug:
+            os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would tell of every try without a network
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(warnings_in_one_line(invocation.warnings, every=invocation.debug))
+                if invocation.json:  # whatever else is said, by whomever, must not get between the braces
+                    stack.enter_context(redirect_stdout(sys.stderr))
+                code, document = self._outcome(
+                    invocation, partial(super().main, invocation.arguments, prog_name, complete_var, False, **extra)
+                )
+            if invocation.json and document:
+                print(as_json(document), flush=True)
+        except BrokenPipeError:  # whoever read the output has enough; nothing is left to be flushed at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            code = 1
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+    def _outcome(self, invocation: Invocation, command: Callable[..., Any]) -> tuple[int, dict[str, Any]]:
+        """Exit code and document of a command, whose errors are said here."""
+        try:
+            found = command(obj=invocation)
+            return (0, found) if isinstance(found, dict) else (found or 0, {})
+        except Interrupted as interrupt:
+            message = one_line(interrupt) or "interrupted"
+            complain("stopped", message)
+            return INTERRUPTED, {"error": message}
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if invocation.debug:
+                traceback.print_exc()
+            code, message = _refusal(error)
+            complain("error", message)
+            return code, {"error": message}
+
+
+def _refusal(error: Exception) -> tuple[int, str]:
+    if isinstance(error, typer.Abort):
+        return 1, "aborted"
+    if hasattr(error, "format_message"):  # how the command was typed
+        context = getattr(error, "ctx", None)
+        where = f" (see {context.command_path} --help)" if context is not None else ""
+        return int(getattr(error, "exit_code", 2)), one_line(error.format_message()) + where
+    return 1, line_of(error)
+
+
+app = typer.Typer(
+    name="pace",
+    cls=Commands,
+    help="Explain a vision transformer by the concepts in its own patches: of a dataset, of an image, of every patch.",
+    # Boxes and colours are for terminals.
+    rich_markup_mode="rich" if on_terminal(sys.stdout) else None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pace {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _pace(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+app.command()(demo.demo)
+app.command()(extract.extract)
+app.command()(finetune.finetune)
+app.command()(fit.fit)
+app.command()(explain.explain)
+app.command()(evaluate.evaluate)
+app.command()(benchmark.benchmark)
+app.command()(report.report)

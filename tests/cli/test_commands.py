@@ -1,0 +1,274 @@
+"""The commands, one after the other, as they are meant to be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process import CLASSES, MODEL, QUICK, Pace, invoke
+
+SHOP_MODEL = ("--model", "shop/tiny.safetensors", *MODEL[2:])
+
+
+def record(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_bytes())
+
+
+# -- fit ------------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_leaves_a_model_that_the_library_loads(workshop: Path):
+    from pace import PACE
+    from pace.cli.fitted import CONCEPTS
+
+    concepts = PACE.load(workshop / "fit" / CONCEPTS)
+    assert concepts.n_concepts == 3
+    assert concepts.label_head_.shape == (3, len(CLASSES))
+    assert concepts.lower_bounds_[0].stability != 0  # pairs were used
+
+
+def test_fit_prints_the_concepts_and_what_to_do_next(pace: Pace, tmp_path: Path):
+    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--no-pairs", "--out", tmp_path / "run")
+    assert outcome.code == 0
+    assert "3 of 3 concepts in use" in outcome.out
+    assert f"pace explain PICTURE --run {tmp_path / 'run'}" in outcome.out
+    assert "\x1b" not in outcome.out
+
+
+def test_a_limit_draws_from_all_classes(pace: Pace, tmp_path: Path):
+    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--limit", "8", "--out", tmp_path / "run", "--json")
+    assert outcome.document["images"]["count"] == 8
+    assert outcome.document["results"]["images"] == 8
+
+
+def test_a_model_without_a_classifier_can_be_given_a_probe(elsewhere: Path):
+    bare = ("--model", "shop/bare.safetensors", *MODEL[2:])
+    without = invoke("fit", "--images", "shop/photos", *bare, *QUICK, "--json").document
+    assert any("--probe" in warning for warning in without["warnings"])
+    assert without["model"]["class_names"] is None
+    document = invoke("fit", "--images", "shop/photos", *bare, *QUICK, "--probe", "--out", "probed", "--json").document
+    assert document["model"]["class_names"] == list(CLASSES)
+    explained = invoke("explain", "shop/photos/test/blue/0.png", "--run", "probed", "--json").document
+    assert explained["results"]["images"][0]["predictions"][0]["name"] == "blue"
+
+
+# -- explain ---------------------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_what_the_library_says(elsewhere: Path, workshop: Path):
+    import timm
+    from safetensors.torch import load_file
+
+    from pace import PACE, Backbone
+    from pace.images import Folder
+
+    document = invoke("explain", "shop/flat", "--run", "shop/fit", "--level", "0.8", "--json").document
+    model = timm.create_model("test_vit", img_size=32, num_classes=2)
+    model.load_state_dict(load_file(workshop / "tiny.safetensors"))
+    seen = Backbone(model).observe(Folder(workshop / "flat"))
+    expected = PACE.load(workshop / "fit" / "concepts.safetensors", device="cpu").explain(seen)
+    low, high = expected.interval(0.8)
+    found = document["results"]["images"]
+    np.testing.assert_allclose([image["theta"] for image in found], expected.theta, atol=1e-4)
+    np.testing.assert_allclose([image["low"] for image in found], low, atol=1e-4)
+    np.testing.assert_allclose([image["high"] for image in found], high, atol=1e-4)
+    for number, image in enumerate(found):
+        assert [concept["concept"] for concept in image["top_concepts"]] == expected.top_concepts(number, 5).tolist()
+        assert image["predictions"][0]["class"] == int(seen.predictions[number].argmax())
+        assert np.array_equal(image["patch_concepts"], expected.phi[number, 1:].argmax(1).reshape(2, 2))
+
+
+def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere: Path):
+    outcome = invoke("explain", "shop/photos/test/amber/0.png", "--run", "shop/fit", "--top", "2", "--out", "seen")
+    assert outcome.code == 0
+    assert "prediction: " in outcome.out
+    assert "90 % interval" in outcome.out
+    assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png"}
+    page = (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
+    assert "amber/0.png" in page
+
+
+def test_explain_takes_files_and_folders_in_order_each_once(elsewhere: Path):
+    document = invoke(
+        "explain", "shop/flat/3.png", "shop/flat", "shop/flat/3.png", "--run", "shop/fit", "--json"
+    ).document
+    names = [Path(image["picture"]).name for image in document["results"]["images"]]
+    assert names == ["3.png", "0.png", "1.png", "2.png", "4.png", "5.png", "6.png"]
+
+
+def test_explain_works_when_the_images_of_the_fit_are_gone(elsewhere: Path, workshop: Path):
+    import shutil
+
+    shutil.copytree(workshop / "photos", elsewhere / "photos")
+    assert invoke("fit", "--images", "photos", *SHOP_MODEL, *QUICK, "--out", "own").code == 0
+    shutil.rmtree(elsewhere / "photos")
+    document = invoke("explain", "shop/flat/0.png", "--run", "own", "--json").document
+    assert document["status"] == "finished"
+    assert any("by these pictures alone" in warning for warning in document["warnings"])
+
+
+# -- extract ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_on_extracted_observations_finds_the_same_concepts(elsewhere: Path, workshop: Path):
+    from pace import PACE
+
+    outcome = invoke("extract", "--images", "shop/photos", *SHOP_MODEL, "--out", "kept", "--json")
+    assert outcome.document["results"]["perturbed"] is True
+    assert outcome.document["results"]["images"] == 12
+    assert invoke("fit", "--observations", "kept", *QUICK, "--out", "fit").code == 0
+    ours = PACE.load(elsewhere / "fit" / "concepts.safetensors", device="cpu")
+    direct = PACE.load(workshop / "fit" / "concepts.safetensors", device="cpu")
+    np.testing.assert_allclose(np.sort(ours.means_, 0), np.sort(direct.means_, 0), atol=0.02)  # stored as float16
+    assert record(elsewhere / "fit")["observations"] == str(elsewhere / "kept")
+
+
+def test_an_extraction_goes_on_in_its_folder_and_refuses_another_model(elsewhere: Path):
+    extract = ("extract", "--images", "shop/photos", "--no-pairs", "--out", "kept")
+    assert invoke(*extract, *SHOP_MODEL).code == 0
+    assert invoke(*extract, *SHOP_MODEL).code == 0
+    assert "layer" in invoke(*extract, *SHOP_MODEL, "--layer", "2").error
+
+
+def test_an_unfinished_extraction_says_how_to_go_on(elsewhere: Path):
+    assert invoke("extract", "--images", "shop/photos", *SHOP_MODEL, "--out", "kept").code == 0
+    index = elsewhere / "kept" / "perturbed" / "index.json"
+    content = json.loads(index.read_text())
+    content["shards"] = []
+    index.write_text(json.dumps(content))
+    assert "--config kept/run.json --out kept" in invoke("fit", "--observations", "kept", *QUICK).error
+    assert invoke("extract", "--config", "kept/run.json", "--out", "kept").code == 0
+    assert invoke("fit", "--observations", "kept", *QUICK).code == 0
+
+
+# -- finetune --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finetuned(elsewhere: Path) -> Path:
+    tune = ("finetune", "--images", "shop/photos", *SHOP_MODEL, "--epochs", "2", "--lr", "1e-3", "--out", "tuned")
+    outcome = invoke(*tune)
+    assert outcome.code == 0, outcome.err
+    assert "held-out accuracy" in outcome.out
+    assert "--model tuned" in outcome.out
+    return elsewhere / "tuned"
+
+
+def test_a_finetuned_folder_is_a_model(finetuned: Path):
+    kept = record(finetuned)
+    assert kept["results"]["class_names"] == list(CLASSES)
+    assert len(kept["results"]["history"]) == 2
+    for model in ("tuned", "tuned/model.safetensors"):
+        document = invoke("fit", "--images", "shop/photos", "--model", model, *QUICK, "--json").document
+        assert document["model"]["class_names"] == list(CLASSES)
+    # And the finetuned weights are in it, not those it began with.
+    assert document["model"]["fingerprint"] != record(finetuned.parent / "shop" / "fit")["model"]["fingerprint"]
+    assert invoke("explain", "shop/flat/0.png").code == 0
+
+
+def test_a_finetuned_model_can_be_finetuned(finetuned: Path):
+    again = ("finetune", "--images", "shop/photos", "--model", "tuned", "--epochs", "1", "--out", "twice")
+    assert invoke(*again).code == 0
+    assert invoke("fit", "--images", "shop/photos", "--model", "twice", *QUICK).code == 0
+
+
+def test_a_finished_finetuning_is_not_trained_again_and_another_recipe_is_refused(finetuned: Path):
+    before = (finetuned / "model.safetensors").read_bytes()
+    assert invoke("finetune", "--config", "tuned", "--out", "tuned").code == 0
+    assert (finetuned / "model.safetensors").read_bytes() == before
+    assert "epochs was 2, now 3" in invoke("finetune", "--config", "tuned", "--epochs", "3", "--out", "tuned").error
+
+
+# -- evaluate and report ---------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_then_report(elsewhere: Path):
+    outcome = invoke("evaluate", "--run", "shop/fit", "--bootstrap", "20", "--json")
+    document = outcome.document
+    assert document["images"]["split"] == "test"
+    assert document["results"]["images"] == 12
+    scores = document["results"]["scores"]
+    assert {"faithfulness", "stability", "sparsity", "stability_ratio", "effective_concepts"} <= scores.keys()
+    assert scores["faithfulness"]["low"] <= scores["faithfulness"]["value"] <= scores["faithfulness"]["high"]
+    assert "Stability ratio" in outcome.err  # the table
+
+    document = invoke("report", "--run", "shop/fit", "--limit", "6", "--out", "page", "--json").document
+    assert document["configuration"]["evaluation"] == str(next((elsewhere / "runs").glob("evaluate-*")))
+    page = elsewhere / "page" / "report.html"
+    assert document["results"]["address"] == page.as_uri()
+    assert document["results"]["images"] == 6
+    assert "Stability ratio" in page.read_text(encoding="utf-8")
+
+
+def test_a_report_without_scores_says_how_to_get_them(elsewhere: Path):
+    outcome = invoke("report", "--run", "shop/fit", "--no-pairs", "--images", "shop/flat")
+    assert outcome.code == 0
+    assert "pace evaluate" in outcome.out
+    assert outcome.out.splitlines()[-1].startswith("file://")
+
+
+def test_the_scores_of_another_fit_are_refused(elsewhere: Path):
+    assert invoke("fit", "--config", "shop/fit", "--out", "other").code == 0
+    assert invoke("evaluate", "--run", "other", "--bootstrap", "10", "--out", "scores").code == 0
+    assert "not of shop/fit" in invoke("report", "--run", "shop/fit", "--evaluation", "scores").error
+
+
+def test_a_folder_without_a_split_is_scored_on_a_part_and_says_so(elsewhere: Path):
+    fit = ("fit", "--images", "shop/photos/train", *SHOP_MODEL, *QUICK, "--out", "own")
+    assert invoke(*fit).code == 0
+    document = invoke("evaluate", "--run", "own", "--bootstrap", "10", "--json").document
+    assert document["results"]["images"] == 2
+    assert any("the concepts have seen them" in warning for warning in document["warnings"])
+
+
+def test_color_is_scored_by_its_true_colours(elsewhere: Path):
+    fit = ("fit", "--images", "color", *SHOP_MODEL, *QUICK, "--limit", "30", "--out", "own")
+    assert invoke(*fit).code == 0
+    document = invoke("evaluate", "--run", "own", "--limit", "10", "--bootstrap", "10", "--json").document
+    assert 0 <= document["results"]["scores"]["colour_recovery"]["value"] <= 1
+
+
+def test_the_part_of_an_image_that_a_model_sees():
+    from pace.backbones import Preprocessing
+    from pace.cli.pictures import placed, seen_box
+
+    assert seen_box((100, 100), Preprocessing((32, 32), crop_ratio=None)) == pytest.approx((0, 0, 100, 100))
+    assert seen_box((100, 200), Preprocessing((50, 50), crop_ratio=1)) == pytest.approx((50, 0, 150, 100))
+    moved = placed(np.array([[50.0, 0, 1], [150, 100, 0]]), (100, 200), Preprocessing((50, 50), crop_ratio=1))
+    assert moved == pytest.approx(np.array([[0, 0, 1], [50, 50, 0]]))
+
+
+# -- demo and the embedded model --------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_model_explains_color_at_the_layer_that_suits_it(elsewhere: Path):
+    from pace.demo.vit import LAYER
+
+    document = invoke("fit", "--images", "color", "--model", "color", *QUICK, "--limit", "12", "--json").document
+    assert document["model"]["layer"] == LAYER
+    assert len(document["model"]["class_names"]) == 2
+    explained = invoke("explain", "shop/flat/0.png", "--json").document
+    assert explained["results"]["images"][0]["grid"] == [14, 14]
+    assert not explained["warnings"]
+
+
+def test_demo_ends_with_the_address_of_its_page(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    from pace import PACE, demo
+    from pace.metrics import Score, Scores
+
+    def run(folder: Path, *, seed: int, n_per_class: int, n_concepts: int) -> demo.DemoResult:
+        assert (seed, n_per_class, n_concepts) == (3, 500, 5)
+        (folder / "report.html").write_text("page")
+        scores = Scores([Score("stability", "Stability", 0.5, 0.4, 0.6, "lower", (0, 2), "How far.")], ["Careful."])
+        return demo.DemoResult(folder, folder / "report.html", (folder / "a.png",), PACE(), scores, 0.25, 1.5)
+
+    monkeypatch.setattr(demo, "run", run)
+    outcome = invoke("demo", "--seed", "3", "--out", "shown")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[-1] == (elsewhere / "shown" / "report.html").as_uri()
+    assert "! Careful." in outcome.out
+    assert "0.4 to 0.6" in outcome.out
+    kept = record(elsewhere / "shown")["results"]
+    assert (kept["report"], kept["figures"], kept["warnings"]) == ("report.html", ["a.png"], ["Careful."])

@@ -1,0 +1,135 @@
+"""What a user may get wrong, and what the one line then says."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from in_process import MODEL, QUICK, Pace, invoke
+
+from pace.cli.errors import line_of
+
+FIT = ("fit", "--images", "photos")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("fit",), "--images and --model, or --observations"),
+        (("fit", "--images", "flwer", *MODEL), "'flwer' is neither a folder nor one of color, flower, cars, cub"),
+        (("fit", "--images", "flower", *MODEL), "--data-root"),
+        (("fit", "--images", "flower", "--data-root", "none", *MODEL), "none is not a folder"),
+        (("fit", "--images", "photos", "--split", "val", *MODEL), "no split 'val'; found test, train"),
+        (("fit", "--images", "color", "--split", "val", *MODEL), "split 'val' does not exist"),
+        ((*FIT, *MODEL, "--device", "gpu"), "expected auto, cpu or cuda"),
+        ((*FIT, *MODEL, "--layer", "40"), "expected -6 to 5"),
+        ((*FIT, *MODEL, "--alpha", "much"), "expected a number or learn"),
+        ((*FIT, *MODEL, "--concepts", "5000"), "use at most"),
+        ((*FIT, *MODEL, "--observations", "fit"), "leave --images and --model out"),
+        (("fit", "--observations", "fit"), "is a run of `pace fit`; expected one of `pace extract`"),
+        (("fit", "--observations", "photos"), "no such run"),
+        ((*FIT, "--model", "vit_tny_patch16_224"), "vit_tiny_patch16_224"),
+        ((*FIT, "--model", "nothing.safetensors"), "no such file"),
+        ((*FIT, "--model", "tiny.safetensors"), "--architecture"),
+        (
+            (*FIT, "--model", "tiny.safetensors", "--architecture", "test_vit2", "--image-size", "32"),
+            "not the weights of",
+        ),
+        ((*FIT, "--model", "photos"), "config.json"),
+        ((*FIT, "--model", "vit_tiny_patch16_224", "--architecture", "test_vit"), "for a file of weights"),
+        ((*FIT, *MODEL, "--probe", "--images", "flat"), "--probe needs labels"),
+        (("finetune", "--images", "flat", *MODEL), "no labels"),
+        (("explain", "nothing.jpg"), "nothing.jpg: no such picture"),
+        (("explain", "flat/0.png", "--level", "90"), "between 0 and 1"),
+        (("explain", "flat/0.png", "--run", "photos"), "no such run"),
+        (("explain", "flat/0.png"), "no run in runs/"),
+        (("report", "--run", "fit", "--evaluation", "fit"), "expected one of `pace evaluate`"),
+        (("evaluate", "--run", "fit", "--config", "fit"), "is of `pace fit`; this is `pace evaluate`"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_one_line_that_says_what_would_work(
+    elsewhere: Path, workshop: Path, arguments: tuple[str, ...], says: str
+):
+    for name in ("tiny.safetensors", "photos", "flat", "fit"):
+        (elsewhere / name).symlink_to(workshop / name)
+    outcome = invoke(*arguments)
+    assert outcome.code == 1
+    assert says in outcome.error
+    assert outcome.out == ""
+
+
+def test_no_gpu_is_said_so(pace: Pace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "finds no GPU" in pace(*FIT, *MODEL, "--device", "cuda").error
+
+
+def test_a_picture_that_is_none_is_named_or_left_out(elsewhere: Path, workshop: Path):
+    shutil.copytree(workshop / "flat", elsewhere / "mixed")
+    (elsewhere / "mixed" / "broken.png").write_bytes(b"no picture")
+    outcome = invoke("explain", "mixed", "--run", "shop/fit")
+    assert "broken.png cannot be read" in outcome.error
+    assert "--skip-unreadable" in outcome.error
+    outcome = invoke("explain", "mixed", "--run", "shop/fit", "--skip-unreadable", "--json")
+    assert len(outcome.document["results"]["images"]) == 7
+    assert any("broken.png" in warning for warning in outcome.document["warnings"])
+
+
+def test_damaged_weights_are_one_line(elsewhere: Path):
+    (elsewhere / "bad.safetensors").write_bytes(b"no weights at all")
+    outcome = invoke("fit", "--images", "shop/photos", "--model", "bad.safetensors", "--architecture", "test_vit")
+    assert "bad.safetensors cannot be loaded" in outcome.error
+
+
+def test_a_run_whose_model_changed_is_refused(elsewhere: Path, workshop: Path):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(workshop / "tiny.safetensors")
+    weights["blocks.0.norm1.weight"] += 1
+    save_file(weights, elsewhere / "other.safetensors")
+    outcome = invoke("explain", "shop/flat/0.png", "--run", "shop/fit", "--model", "other.safetensors")
+    assert "is not the model that shop/fit was made with" in outcome.error
+
+
+def test_a_run_whose_model_is_gone_says_how_to_name_it(elsewhere: Path, workshop: Path):
+    shutil.copytree(workshop / "fit", elsewhere / "moved")
+    record = elsewhere / "moved" / "run.json"
+    record.write_text(record.read_text().replace("tiny.safetensors", "gone.safetensors"))
+    outcome = invoke("explain", "shop/flat/0.png", "--run", "moved")
+    assert "gone.safetensors" in outcome.error
+    assert "--model" in outcome.error
+    assert invoke("explain", "shop/flat/0.png", "--run", "moved", "--model", "shop/tiny.safetensors").code == 0
+
+
+def test_a_damaged_record_is_one_line(elsewhere: Path):
+    (elsewhere / "run").mkdir()
+    for content in ("", "[]", "{}", '{"format": "pace-run-1"}', "\x00"):
+        (elsewhere / "run" / "run.json").write_text(content)
+        assert "is not the record of a pace run" in invoke("evaluate", "--run", "run").error
+
+
+@pytest.mark.parametrize(
+    "name", ["pace.cli.runs.write_atomically", "pace.files.write_atomically"], ids=["record", "concepts"]
+)
+def test_a_full_disk_is_one_line(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    def full(path: Path, *_: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(name, full)
+    outcome = pace(*FIT, *MODEL, *QUICK, "--out", tmp_path / "run")
+    assert outcome.code == 1
+    assert "No space left on device" in outcome.error
+    assert "make room" in outcome.error
+
+
+def test_missing_libraries_are_named_with_the_extra_that_has_them():
+    assert "pip install 'pace-xai[models]'" in line_of(ModuleNotFoundError("No module named 'timm'", name="timm"))
+
+
+def test_lines_are_short_and_single():
+    line = line_of(ValueError("first\nsecond\x1b[0m " + 2000 * "x"))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert len(line) < 700
