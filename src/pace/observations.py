@@ -29,6 +29,8 @@ class Batch(NamedTuple):
 class Observations:
     """Token embeddings, CLS attention and predictions of M images, as PACE reads them.
 
+    Arrays may be numpy, torch, or anything with ``shape`` and slicing; they are kept as given and read in batches.
+
     Parameters
     ----------
     embeddings : (M, J, d)
@@ -41,8 +43,6 @@ class Observations:
         Layout of the patch tokens, row by row. Needed for everything that is shown on an image.
     prefix_tokens : int
         Tokens before the first patch (1 when CLS is counted, as in the paper).
-
-    Arrays may be numpy, torch, or anything with ``shape`` and slicing; they are kept as given and read in batches.
     """
 
     embeddings: ArrayLike

@@ -22,7 +22,7 @@ from pace.baselines.shap import SHAP
 
 EXPLAINERS: dict[str, Callable[..., Explainer]] = {
     "pace": PaceExplainer,
-    "pace-paper": partial(PaceExplainer, updates="paper"),
+    "pace-paper": partial(PaceExplainer, updates="paper", covariance="full", alpha=None),
     "shap": SHAP,
     "shap-kernel": partial(SHAP, "kernel"),
     "lime": LIME,

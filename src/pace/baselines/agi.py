@@ -24,13 +24,16 @@ from pace.observations import Observations
 class AGI(TokenAttribution):
     """θ is the mean over tokens of the integrated gradients, signed.
 
+    At most 2 · classes · max_steps gradients of h an image.
+
     Parameters
     ----------
-    classes : how many false classes to walk to; drawn with the seed, the same for all images
-    step : ε, in standard deviations of the training tokens
-    max_steps : where a walk ends that does not arrive
-
-    At most 2 · classes · max_steps gradients of h an image.
+    classes
+        How many false classes to walk to; drawn with the seed, the same for all images.
+    step
+        ε, in standard deviations of the training tokens.
+    max_steps
+        Where a walk ends that does not arrive.
     """
 
     name = "agi"

@@ -26,9 +26,12 @@ class PatchConcepts(ABC):
 
     Parameters
     ----------
-    n_concepts : K
-    sample : patches to learn from, as many of every training image
-    batch_size : images explained at once
+    n_concepts
+        K.
+    sample
+        Patches to learn from, as many of every training image.
+    batch_size
+        Images explained at once.
     """
 
     name: str

@@ -146,6 +146,8 @@ class Majority:
 class TrueColors:
     """The answer on Color: φ is 1 for a patch's true colour, θ counts, with α patches of every concept beforehand.
 
+    Prefix tokens have no colour; their φ is that of the mean patch.
+
     Parameters
     ----------
     known
@@ -154,8 +156,6 @@ class TrueColors:
         K; the concepts beyond the colours stay empty, as a perfect method with K concepts would leave them.
     alpha
         The prior of PACE's default.
-
-    Prefix tokens have no colour; their φ is that of the mean patch.
     """
 
     name = "true-colors"

@@ -43,6 +43,8 @@ def evaluate(
 ) -> Scores:
     """All scores of a fitted model on test images, each with its interval, and `warnings` where it has collapsed.
 
+    ŷ is withheld when images are explained, but for `faithfulness_given_prediction`.
+
     Parameters
     ----------
     train
@@ -55,8 +57,6 @@ def evaluate(
         The patch that holds each part, −1 for none, on CUB; see `part_patches`.
     bootstrap, seed
         Draws for the intervals (0 for none), and the seed of these, of the folds and of the network.
-
-    ŷ is withheld when images are explained, but for `faithfulness_given_prediction`.
     """
     if perturbed is not None and perturbed.shape[:2] != test.shape[:2]:
         raise ValueError(
