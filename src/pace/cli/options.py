@@ -177,10 +177,9 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.", rich_help_panel=_RUN)
 ]
 Alpha = Annotated[
-    str | None,
+    str,
     typer.Option(
         metavar="NUMBER|learn",
         help="Prior weight of every concept in an image, in patches.",
-        show_default="0.1",
     ),
 ]

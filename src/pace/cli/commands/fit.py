@@ -34,11 +34,11 @@ def fit(
         typer.Option(metavar="FOLDER", help="A run of `pace extract`, instead of --images and --model."),
     ] = None,
     concepts: Annotated[int, typer.Option("--concepts", "-k", min=1, help="How many concepts to look for.")] = 100,
-    covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.full,
+    covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.tied,
     updates: Annotated[
         options.Updates, typer.Option(help="Coordinate ascent, or the rules as the paper prints them.")
     ] = options.Updates.exact,
-    alpha: options.Alpha = None,
+    alpha: options.Alpha = "learn",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images at most.")] = 100,
     refine: Annotated[
         int,
@@ -123,8 +123,8 @@ def fit(
     return run.record
 
 
-def _alpha(text: str | None) -> float | str | None:
-    if text is None or text == "learn":
+def _alpha(text: str) -> float | str:
+    if text == "learn":
         return text
     try:
         return float(text)

@@ -1,0 +1,150 @@
+"""What a run found: one row for every method on every dataset, and all that the rows rest on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pace.benchmark.methods import Method
+from pace.metrics import Scores
+
+FORMAT = "pace-benchmark-1"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on a dataset.
+
+    scores
+        None if it failed, and `failed` says why.
+    spread
+        Standard deviation over the runs of a method that has chance in it, by score.
+    runs
+        How many there were.
+    images_per_second
+        Image-level explanations, one run.
+    seconds
+        By stage: fit, explain (all runs), score.
+    """
+
+    dataset: str
+    method: Method
+    scores: Scores | None = None
+    spread: Mapping[str, float] = field(default_factory=dict)
+    runs: int = 0
+    images_per_second: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    failed: str | None = None
+
+    def value(self, metric: str) -> float | None:
+        return self.scores[metric].value if self.scores is not None and metric in self.scores else None
+
+    @property
+    def warnings(self) -> list[str]:
+        return [] if self.scores is None else self.scores.warnings
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        method = {"label": self.method.label, "name": self.method.name, "options": dict(self.method.options)}
+        scores = None if self.scores is None else self.scores.as_dict()
+        return {
+            **plain,
+            "method": method,
+            "scores": scores,
+            "spread": dict(self.spread),
+            "seconds": dict(self.seconds),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Row:
+        scores = None if values["scores"] is None else Scores.from_dict(values["scores"])
+        given = {item.name: values[item.name] for item in fields(cls)}
+        return cls(**{**given, "method": Method(**values["method"]), "scores": scores, "notes": tuple(values["notes"])})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Time spent; `cached` if it was there already."""
+
+    dataset: str
+    name: str
+    seconds: float
+    cached: bool = False
+
+
+@dataclass
+class Results:
+    """Rows in the order of datasets and methods. `about` has the model and sizes of every dataset, `settings` every option."""
+
+    rows: list[Row] = field(default_factory=list)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(dict.fromkeys(row.dataset for row in self.rows))
+
+    @property
+    def methods(self) -> list[Method]:
+        """Each once; those that only serve as references come last."""
+        found = list({row.method.label: row.method for row in self.rows}.values())
+        return sorted(found, key=lambda method: method.is_reference)
+
+    def row(self, dataset: str, label: str) -> Row | None:
+        return next((row for row in self.rows if (row.dataset, row.method.label) == (dataset, label)), None)
+
+    def of_dataset(self, dataset: str) -> list[Row]:
+        rows = (self.row(dataset, method.label) for method in self.methods)
+        return [row for row in rows if row is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "settings": self.settings,
+            "about": self.about,
+            "rows": [row.as_dict() for row in self.rows],
+            "stages": [vars(stage) for stage in self.stages],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Results:
+        return cls(
+            [Row.from_dict(row) for row in values["rows"]],
+            dict(values["about"]),
+            dict(values["settings"]),
+            [Stage(**stage) for stage in values["stages"]],
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Results:
+        """From results.json, or the folder it is in."""
+        file = Path(path).expanduser()
+        file = file / "results.json" if file.is_dir() else file
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such results of a benchmark")
+        try:
+            values = json.loads(file.read_bytes())
+            if values["format"] != FORMAT:
+                raise KeyError("format")
+            return cls.from_dict(values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} holds no results of a benchmark that this version knows ({error!r})") from None
+
+    def add(self, others: Iterable[Results]) -> None:
+        """Rows of other runs, with their settings. Of two rows for the same dataset and method this run's own stays."""
+        for other in others:
+            if self.settings:
+                self.settings = {**self.settings, "added": [*self.settings.get("added", []), other.settings]}
+            else:
+                self.settings = other.settings
+            known = {(row.dataset, row.method.label) for row in self.rows}
+            self.rows += [row for row in other.rows if (row.dataset, row.method.label) not in known]
+            self.about = {**other.about, **self.about}
+            self.stages += other.stages

@@ -1,0 +1,106 @@
+"""The model that is explained: fine-tuned on the dataset, as it comes, or for Color the one that is shipped."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pace.backbones import Backbone, finetune, load
+from pace.backbones.fingerprint import fingerprint
+from pace.benchmark.cache import Cache, key_of
+from pace.benchmark.data import Dataset
+from pace.images import Perturbation
+
+AUGMENT_SEED = 1 << 20  # added to the seed: perturbations that fine-tuning sees are never those that scores are made of
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which model, and how it is trained.
+
+    name, architecture, image_size
+        As `pace.backbones.load` takes them. A name of None is the ViT that is shipped for Color.
+    layer
+        The block that is explained; None is the last one, or for the shipped ViT the one that the demo explains.
+    train
+        Fine-tune it on the dataset; otherwise it is taken as it is, with the classifier it has.
+    epochs, lr, batch_size
+        Of the fine-tuning. It sees images perturbed as the paper perturbs them, with other draws than the scores have: no
+        explanation can be steadier than the prediction it explains.
+    """
+
+    name: str | os.PathLike[str] | None = None
+    architecture: str | None = None
+    image_size: int | None = None
+    layer: int | None = None
+    train: bool = True
+    epochs: int = 20
+    lr: float = 1e-4
+    batch_size: int = 128
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`about` is what the results say of it."""
+
+    backbone: Backbone
+    about: dict[str, Any]
+
+
+def prepare_subject(recipe: Recipe, dataset: Dataset, cache: Cache, seed: int, device: torch.device) -> Subject:
+    if recipe.name is None:
+        return _shipped(recipe, dataset, device)
+    options = {} if recipe.image_size is None else {"img_size": recipe.image_size}
+    model = load(recipe.name, model=recipe.architecture, **options)
+    about: dict[str, Any] = {"name": recipe.architecture or Path(recipe.name).name, "training": "as it comes"}
+    if recipe.train:
+        key = key_of(
+            weights=fingerprint(model),
+            images=dataset.train.fingerprint(),
+            training=[recipe.epochs, recipe.lr, recipe.batch_size, seed],
+            device=device.type,
+        )
+        found = finetune(
+            model,
+            dataset.train,
+            epochs=recipe.epochs,
+            lr=recipe.lr,
+            batch_size=recipe.batch_size,
+            augment=Perturbation(seed + AUGMENT_SEED),
+            checkpoint=cache.path("backbone", key, "safetensors"),
+            seed=seed,
+            device=device,
+        )
+        model = found.model
+        how = f"{recipe.epochs} epochs, lr {recipe.lr:g}, batches of {recipe.batch_size}, perturbed images"
+        about |= {"training": f"fine-tuned on {dataset.name}: {how}", "held_out_accuracy": found.accuracy}
+    return _subject(model, recipe, dataset, device, about)
+
+
+def _shipped(recipe: Recipe, dataset: Dataset, device: torch.device) -> Subject:
+    if dataset.name != "color":
+        raise ValueError(f"{dataset.name}: which model is to be explained? Only Color comes with one; name a backbone")
+    from pace.demo.vit import LAYER, load_model
+
+    own = recipe if recipe.layer is not None else replace(recipe, layer=LAYER)
+    about = {"name": "the ViT shipped for Color", "training": "as it comes"}
+    return _subject(load_model(), own, dataset, device, about)
+
+
+def _subject(model: Any, recipe: Recipe, dataset: Dataset, device: torch.device, about: dict[str, Any]) -> Subject:
+    backbone = Backbone(
+        model.float().to(device).eval().requires_grad_(False), -1 if recipe.layer is None else recipe.layer
+    )
+    height, width = backbone.preprocessing.size
+    with torch.no_grad():
+        predictions = backbone(torch.zeros(1, 3, height, width, device=device)).predictions
+    assert dataset.train.labels is not None
+    classes = int(dataset.train.labels.max()) + 1
+    if predictions is None or predictions.shape[1] < classes:
+        found = "no classifier" if predictions is None else f"a classifier of {predictions.shape[1]} classes"
+        raise ValueError(f"{about['name']} has {found}, and {dataset.name} has {classes} classes; fine-tune it")
+    return Subject(backbone, {**about, "layer": backbone.layer, "d": backbone.dim, "image_size": [height, width]})

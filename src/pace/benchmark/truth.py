@@ -1,0 +1,71 @@
+"""What is known about the patches: the colours of Color, the body parts of CUB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pace.images import CUB, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
+from pace.images.color import PALETTE
+from pace.metrics import part_patches
+
+Array = NDArray[Any]
+_BATCH = 64
+
+
+def true_colors(images: Color, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:
+    """(M, rows, columns) colours of the patches as the model sees the images."""
+    corners = torch.tensor([[0.0, 0.0], [images.size, images.size]])
+    (left, top), (right, bottom) = prepare_points(corners, (images.size, images.size), preprocessing).tolist()
+    across, down = images.size / (right - left), images.size / (bottom - top)  # pixels of the image to one of the input
+    height, width = preprocessing.size
+    box = (-left * across, -top * down, (width - left) * across, (height - top) * down)
+    return np.stack([images.patch_colors(number, grid, box) for number in range(len(images))])
+
+
+def seen_colors(
+    images: Color, preprocessing: PreprocessingLike, grid: tuple[int, int], perturbation: Perturbation
+) -> Array:
+    """(M, rows, columns): the colour that is nearest to what each patch of the perturbed image looks like."""
+    palette, found = torch.from_numpy(PALETTE), []
+    for start, batch in _prepared(images, preprocessing):
+        seen = perturbation(batch, torch.arange(start, start + len(batch)))
+        shades = F.adaptive_avg_pool2d(seen, grid).permute(0, 2, 3, 1)
+        found.append((shades[..., None, :] - palette).square().sum(-1).argmin(-1))
+    return torch.cat(found).numpy()
+
+
+def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:
+    """(M, parts): the patch that holds each part, −1 where it cannot be seen."""
+    points = []
+    for number in range(len(images)):
+        parts = images.parts(number)
+        moved = prepare_points(torch.from_numpy(parts[:, :2]), _size(images, number), preprocessing)
+        points.append(np.concatenate([moved.numpy(), parts[:, 2:]], 1))
+    return part_patches(np.stack(points), preprocessing.size, grid)
+
+
+def sample_images(images: ImageSet, rows: Array, preprocessing: PreprocessingLike) -> Tensor:
+    """Some images (n, 3, H, W) in [0, 1], as the model sees them."""
+    return torch.stack([prepare(images[int(row)], preprocessing) for row in rows])
+
+
+def _size(images: CUB, number: int) -> tuple[int, int]:
+    """Height and width, from the header: decoding thousands of images for that would take minutes."""
+    from PIL import Image
+
+    with Image.open(images.path(images.names[number])) as image:
+        turned = image.getexif().get(0x0112, 1) >= 5
+        width, height = image.size
+    return (width, height) if turned else (height, width)
+
+
+def _prepared(images: ImageSet, preprocessing: PreprocessingLike) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(images), _BATCH):
+        yield start, sample_images(images, np.arange(start, min(start + _BATCH, len(images))), preprocessing)

@@ -1,0 +1,68 @@
+"""`pace benchmark`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pace.cli.app import app
+
+
+def pace(capsys, *arguments):
+    """Exit code, standard output and standard error."""
+    code = app(["benchmark", *map(str, arguments)], prog_name="pace", standalone_mode=False)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def tiny(weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = ["--backbone", weights, "--architecture", "test_vit", "--image-size", 32, "--epochs", 2, "--lr", 1e-3]
+    return [*model, "--device", "cpu", "--limit", 12, "--bootstrap", 5, "--hidden-images", 2, "--concepts", 3]
+
+
+def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
+    methods = ["--methods", "kmeans,two=kmeans", "--set", "two.n_concepts=2"]
+    code, out, err = pace(capsys, *tiny, *methods, "--out", "found")
+    assert code == 0
+    assert "Table 1" in out
+    assert "k-means (two)" in out
+    assert "written to found" in out
+    assert "color: two" in err
+    record = json.loads((tmp_path / "found" / "run.json").read_text())
+    assert record["status"] == "finished"
+    rows = record["results"]["rows"]
+    assert [row["method"]["options"]["n_concepts"] for row in rows] == [3, 2]
+    assert (tmp_path / "found" / "results.md").is_file()
+
+    code, out, err = pace(capsys, *tiny, "--methods", "majority", "--add", "found", "--out", "both", "--json")
+    shown = json.loads(out)
+    assert [row["method"]["label"] for row in shown["results"]["rows"]] == ["majority", "kmeans", "two"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--methods", "deeplift"], "error: method 'deeplift' is not known; expected some of pace"),
+        (["--datasets", "flower"], "error: flower: data_root is needed"),
+        (["--set", "pace"], "error: --set pace: expected METHOD.OPTION=VALUE"),
+        (["--set", "pace.colour=red"], "error: pace has no option 'colour'"),
+        (["--add", "nowhere"], "error: nowhere: no such results"),
+        (["--limit", "2"], "error: limit: expected 4 images or more"),
+    ],
+)
+def test_mistakes_get_one_line(tiny, options, message, capsys):
+    code, _, err = pace(capsys, *tiny, *options, "--out", "wrong")
+    assert code == 1
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith(message)
+
+
+def test_without_a_gpu_it_is_small_and_says_so(tiny, capsys):
+    position = tiny.index("--limit")
+    unlimited = tiny[:position] + tiny[position + 2 :]
+    _, _, err = pace(capsys, *unlimited, "--methods", "deeplift")
+    assert "note: on a CPU at most 200 images of each split are used" in err

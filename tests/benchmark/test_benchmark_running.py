@@ -1,0 +1,227 @@
+"""The whole way, small: stopped, resumed, failing, and from the official layout of Cars."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pace.benchmark import Recipe, Results, Scoring, run, running
+from pace.benchmark.data import open_dataset
+from pace.benchmark.subject import AUGMENT_SEED
+
+METHODS = ["pace", "saliency", "kmeans"]
+QUICK = Scoring(bootstrap=10, regression_runs=2, hidden_images=4)
+OPTIONS = {"pace": {"max_iter": 2, "n_init": 1}}
+
+
+def small(out, recipe, methods=METHODS, **options):
+    given = {"limit": 16, "concepts": 4, "scoring": QUICK, "options": OPTIONS, "batch_size": 16, "repeats_shap": 3}
+    return run(out, ["color"], methods, recipe=recipe, **{**given, **options})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, weights):
+    recipe = Recipe(weights, "test_vit", 32, epochs=3, lr=1e-3, batch_size=8)
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, small(folder, recipe)
+
+
+def scores_of(results):
+    return {row.method.label: row.scores.as_dict() for row in results.rows}
+
+
+def test_every_method_gets_every_score_it_can_have(whole):
+    _, results = whole
+    pace, saliency, kmeans = results.rows
+    for row in results.rows:
+        assert row.failed is None
+        assert {
+            "faithfulness",
+            "stability",
+            "sparsity",
+            "stability_ratio",
+            "nonlinear_faithfulness",
+        } <= row.scores.keys()
+        assert row.images_per_second > 0
+        assert row.seconds.keys() == {"fit", "explain", "score"}
+    assert {"faithfulness_given_prediction", "colour_recovery", "deletion", "insertion"} <= pace.scores.keys()
+    assert "faithfulness_given_prediction" not in saliency.scores
+    # CLS is all that saliency reads of the last layer; of a k-means histogram it is one token in five.
+    assert saliency.value("cls_weight") == 1
+    assert kmeans.value("cls_weight") == pytest.approx(1 / results.about["color"]["tokens"])
+    assert results.about["color"]["backbone"]["name"] == "test_vit"
+    assert [stage.name for stage in results.stages] == ["backbone", "observations", *METHODS]
+
+
+def test_it_leaves_tables_and_numbers_behind(whole):
+    folder, results = whole
+    assert {"results.json", "results.csv", "results.md", "tables.md"} <= {file.name for file in folder.iterdir()}
+    assert scores_of(Results.load(folder)) == scores_of(results)
+    assert json.loads((folder / "results.json").read_text())["settings"]["recipe"]["architecture"] == "test_vit"
+    assert not [file for file in folder.rglob("*") if file.suffix in (".pt", ".pkl", ".pickle", ".tmp")]
+
+
+def test_a_run_killed_within_a_method_loses_that_one_alone(whole, tmp_path, recipe, monkeypatch):
+    judge, asked = running.judge, []
+
+    def killed(method, *rest):
+        asked.append(method.label)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return judge(method, *rest)
+
+    monkeypatch.setattr(running, "judge", killed)
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path, recipe)
+    assert [row.method.label for row in Results.load(tmp_path).rows] == ["pace"]
+    checkpoint = next((tmp_path / "color").glob("backbone-*.safetensors"))
+    written = checkpoint.stat().st_mtime_ns
+    shards = {file: file.stat().st_mtime_ns for file in (tmp_path / "color").glob("observations-*/*/*/*.safetensors")}
+    assert shards
+
+    results = small(tmp_path, recipe)
+    assert asked == ["pace", "saliency", "saliency", "kmeans"]
+    assert [(stage.name, stage.cached) for stage in results.stages if stage.name in METHODS] == [
+        ("pace", True),
+        ("saliency", False),
+        ("kmeans", False),
+    ]
+    assert scores_of(results) == scores_of(whole[1])
+    assert checkpoint.stat().st_mtime_ns == written
+    assert {file: file.stat().st_mtime_ns for file in shards} == shards
+
+
+def test_a_finished_run_does_nothing_again_but_what_changed(whole, recipe, monkeypatch):
+    folder, _ = whole
+    judge, asked = running.judge, []
+    monkeypatch.setattr(running, "judge", lambda method, *rest: asked.append(method.label) or judge(method, *rest))
+    monkeypatch.setattr("pace.benchmark.views.observe_pair", lambda *_, **__: pytest.fail("observed again"))
+    lines = []
+    small(folder, recipe, report=lines.append)
+    assert asked == []
+    assert "color: kmeans, done before (4 of 4)" in lines
+    monkeypatch.undo()
+    monkeypatch.setattr(running, "judge", lambda method, *rest: asked.append(method.label) or judge(method, *rest))
+    small(folder, recipe, options={**OPTIONS, "kmeans": {"sample": 50}})
+    assert asked == ["kmeans"]
+
+
+def test_a_method_that_fails_is_a_row_and_is_tried_again(whole, recipe):
+    folder, _ = whole
+    results = small(folder, recipe, ["kmeans", "gmm"], options={"gmm": {"n_concepts": 10**6}})
+    assert results.row("color", "kmeans").failed is None
+    assert "n_concepts=1000000 is more than" in results.row("color", "gmm").failed
+    assert "| Gaussian mixture | failed |" in (folder / "tables.md").read_text()
+    again = small(folder, recipe, ["gmm"], options={})
+    assert again.row("color", "gmm").failed is None
+
+
+def test_a_dataset_without_a_model_fails_and_the_others_go_on(tmp_path, weights, cars_root):
+    bare = Recipe(weights, "test_vit", 32, train=False)
+    results = run(tmp_path / "out", ["cars"], ["kmeans"], data_root=cars_root, recipe=bare, concepts=3)
+    assert "no classifier, and cars has 2 classes; fine-tune it" in results.rows[0].failed
+
+
+def test_runs_with_another_seed_are_averaged(whole, recipe):
+    folder, _ = whole
+    lime = small(folder, recipe, ["lime"], options={"lime": {"repeats": 3, "samples": 30}}).rows[0]
+    assert lime.runs == 3
+    assert lime.spread["stability"] > 0
+    assert lime.spread.keys() >= {"faithfulness", "sparsity", "stability"}
+    assert lime.scores["stability"].low <= lime.value("stability") <= lime.scores["stability"].high
+    # At the last layer h is linear, and expected gradients do not depend on where they are taken.
+    shap = small(folder, recipe, ["shap"], options={}).rows[0]
+    assert shap.runs == 1
+    assert "the same explanations to the last bit" in shap.notes[0]
+
+
+def test_no_run_is_begun_after_the_time_for_them(whole, recipe):
+    folder, _ = whole
+    limits = Scoring(bootstrap=2, regression_runs=1, repeat_seconds=0, hidden_images=0)
+    found = small(folder, recipe, ["lime"], options={"lime": {"samples": 30}}, scoring=limits).rows[0]
+    assert found.runs == 1
+    assert found.notes == ("1 of 10 runs in the 0 seconds they were given",)
+
+
+def test_the_patch_level_can_be_scored_on_fewer_images(whole, recipe):
+    folder, results = whole
+    fewer = Scoring(bootstrap=2, regression_runs=1, hidden_images=0, patch_images=5)
+    found = small(folder, recipe, ["kmeans"], options={}, scoring=fewer).rows[0]
+    whole_row = results.row("color", "kmeans")
+    assert found.value("faithfulness") == whole_row.value("faithfulness")
+    assert found.value("patch_variety") != whole_row.value("patch_variety")
+    assert found.value("colour_recovery") != whole_row.value("colour_recovery")
+    assert "deletion" not in found.scores
+
+
+def test_cars_runs_from_its_official_layout(tmp_path, recipe, cars_root):
+    results = run(
+        tmp_path / "out",
+        ["cars"],
+        ["craft", "true-colors", "majority"],
+        data_root=cars_root,
+        recipe=recipe,
+        concepts=4,
+        options={"craft": {"sample": 100, "designs": 4}},
+        scoring=QUICK,
+        batch_size=8,
+    )
+    assert [row.method.label for row in results.rows] == ["craft", "majority"]  # Cars has no true colours
+    assert all(row.failed is None for row in results.rows)
+    assert results.about["cars"]["train_images"] == 8
+    assert "(0.01)" in (tmp_path / "out" / "tables.md").read_text()  # what the paper prints for CRAFT's faithfulness
+
+
+def test_the_true_colours_recover_the_colours(whole, recipe):
+    folder, _ = whole
+    found = small(folder, recipe, ["true-colors"], concepts=6, options={}).rows[0]
+    assert found.failed is None
+    assert found.value("colour_accuracy") == 1
+    assert 0 < found.value("stability") < 2
+
+
+def test_few_images_are_of_few_classes_and_the_same_in_both_splits():
+    found = open_dataset("color", None, 8, seed=0)
+    assert len(found.train) == len(found.test) == 8
+    np.testing.assert_array_equal(np.bincount(found.train.labels), [4, 4])
+    assert open_dataset("color", None, 8, seed=0).facts() == found.facts()
+    assert open_dataset("color", None, 8, seed=1).facts() != found.facts()
+
+
+def test_fine_tuning_never_sees_the_perturbations_of_the_scores():
+    from pace.images import Perturbation
+
+    assert AUGMENT_SEED > 0
+    first, second = (Perturbation(seed).draw(range(50), (32, 32)) for seed in (0, AUGMENT_SEED))
+    assert not np.array_equal(first.boxes, second.boxes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ["deeplift"]}, "method 'deeplift' is not known; expected some of pace, pace-paper"),
+        ({"methods": []}, "methods: expected some of"),
+        ({"methods": ["pace", "pace"]}, "'pace' is there twice; give one of them a label"),
+        ({"methods": ["../up=pace"]}, "label '../up': expected letters, digits"),
+        ({"options": {"pace": {"covarience": "tied"}}}, "pace has no option 'covarience'; it has"),
+        ({"options": {"saliency": {"repeats": 2}}}, "saliency has no option 'repeats'"),
+        ({"options": {"lime": {"samples": 2}}}, "options for 'lime', which is not among the methods pace, saliency"),
+        ({"repeats_shap": 0, "methods": ["shap"]}, "shap: repeats: expected a whole number of at least 1; found 0"),
+        ({"datasets": ["flower"]}, "flower: data_root is needed"),
+        ({"datasets": []}, "datasets: expected some of color"),
+        ({"datasets": ["color", "color"]}, "two are called color"),
+        ({"limit": 1}, "limit: expected 4 images or more; found 1"),
+        ({"recipe": None, "datasets": ["cub"]}, "cub: which model is to be explained"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line_before_any_work(tmp_path, recipe, options, message):
+    given = {"datasets": ["color"], "methods": ["pace", "saliency"], "recipe": recipe, **options}
+    with pytest.raises(ValueError, match=message) as caught:
+        run(tmp_path / "out", **given)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_folder_is_named(tmp_path, recipe):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run(tmp_path, ["./nowhere"], recipe=recipe)
