@@ -14,7 +14,7 @@ from pace.cli.runs import running
 def demo(
     ctx: typer.Context,
     concepts: Annotated[
-        int, typer.Option("--concepts", "-k", min=1, help="How many concepts to look for; Color has five colours.")
+        int, typer.Option("--concepts", "-k", min=5, help="How many concepts to look for; Color has five colours.")
     ] = 5,
     per_class: Annotated[int, typer.Option(min=10, help="Images of each class to make.")] = 500,
     seed: options.Seed = 0,
