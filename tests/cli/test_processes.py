@@ -90,16 +90,19 @@ def test_ctrl_c_ends_with_130_one_line_and_one_document(workshop: Path, tmp_path
         str(tmp_path / "run"),
     )
     # Slowed, so that the signal comes while it learns.
-    slow = "import time, pace.explainer as e; p = e.pass_over; e.pass_over = lambda *a: (time.sleep(0.5), p(*a))[1]; "
+    slow = (
+        "import pathlib, sys, time, pace.explainer as e; p = e.pass_over; began = pathlib.Path(sys.argv.pop()); "
+        "e.pass_over = lambda *a: (began.touch(), time.sleep(0.5), p(*a))[2]; "
+    )
     program = [sys.executable, "-c", slow + "from pace.cli import main; main()"]
+    began = tmp_path / "began"
     process = subprocess.Popen(
-        [*program, *endless], cwd=workshop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*program, *endless, str(began)], cwd=workshop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     record = tmp_path / "run" / "run.json"
     until = time.monotonic() + 200
-    while not record.exists() and time.monotonic() < until:
+    while not began.exists() and time.monotonic() < until:
         time.sleep(0.05)
-    time.sleep(1.5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
