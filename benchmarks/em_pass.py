@@ -6,7 +6,7 @@ Both start from the same means and covariances, work in float32 on the same thre
 pass also finds θ of every image: `sweeps` says how many sweeps that took (one sweep is what GaussianMixture's E-step does).
 `rate` is what a pass would need with dense, square matrix products (4 n d² K operations; 8 n d K for diagonal ones) over its
 time, as a share of the machine's own float32 product of (n, d) by (d, d), measured beside it; above 1 means that operations
-were saved. `done` counts only the operations that were carried out.
+were saved. `done` counts only the operations that were carried out, in whatever precision.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def _carried_out(covariance, concepts, observations, settings, d) -> float:
     """Operations of the products in a full-covariance pass: triangular blocks, and the scatter of patches with weight."""
     if covariance != "full":
         return float("nan")
-    k, width = len(concepts), dense._COLUMNS["cpu"]
+    k, width = len(concepts), dense._BLOCK["cpu"][1]
     ends = [min(s + width, d) - s for s in range(0, d, width)]
     triangular = sum(2 * min(s + width, d) * w for s, w in zip(range(0, d, width), ends, strict=True))
     n = len(observations) * observations.n_tokens
@@ -111,7 +111,10 @@ def main() -> None:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(arguments.threads):
-        print(f"K = {arguments.concepts}, {arguments.threads} threads, torch {torch.__version__}, float32")
+        screened = "with" if dense._quick_in_bfloat16(torch.device("cpu")) else "without"
+        print(
+            f"K = {arguments.concepts}, {arguments.threads} threads, torch {torch.__version__}, float32, {screened} screen"
+        )
         print(
             "covariance    d       n   sklearn   PACE 1 sweep  ratio   converged  ratio   rate   done   product GFLOP/s"
         )

@@ -1,10 +1,13 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.model.gaussians import FAMILIES, Prior
+from pace.model.gaussians import FAMILIES, FullGaussians, Prior
+from pace.model.inference import Weights, infer, uniform_start
 
 FAMILY_NAMES = sorted(FAMILIES)
 OFFSET = 3.0
@@ -189,3 +192,98 @@ def test_a_family_is_rebuilt_from_its_tensors(family):
     again = type(gaussians).from_tensors(gaussians.tensors())
     assert torch.equal(again.mahalanobis(features), gaussians.mahalanobis(features))
     assert torch.equal(again.log_det, gaussians.log_det)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Screening by bfloat16 for any number of patches and dimensions, on any machine; lists how it went."""
+    monkeypatch.setattr("pace.model.gaussians.dense._quick_in_bfloat16", lambda device: True)
+    monkeypatch.setattr("pace.model.gaussians.dense._SCREEN_ROWS", {"cpu": 100, "cuda": 100})
+    monkeypatch.setattr("pace.model.gaussians.dense._SCREEN_DIM", 1)
+    answers, screened = [], FullGaussians._screen
+
+    def watched(self, x, within, out):
+        answers.append(screened(self, x, within, out))
+        return answers[-1]
+
+    monkeypatch.setattr(FullGaussians, "_screen", watched)
+    return answers
+
+
+def embeddings(seed=0, k=12, d=48, images=16, tokens=30):
+    """Like a transformer's: correlated, a few channels with 100 times the variance; and Gaussians that fit them."""
+    torch.manual_seed(seed)
+    owner = torch.randint(0, k, (images * tokens,))
+    turn = torch.eye(d) + torch.randn(d, d) / d**0.5
+    scale = torch.ones(d)
+    scale[: d // 12] = 10
+    x = ((2 * torch.randn(k, d)[owner] + torch.randn(images * tokens, d)) @ turn) * scale
+    prior = Prior(torch.cov(x.double().T) / 5, 20.0)
+    gaussians = FullGaussians.seed(torch.zeros(k, d), prior.covariance, rank=0)
+    return step(gaussians, x, torch.nn.functional.one_hot(owner, k).float(), prior), x, prior
+
+
+def posterior(gaussians, distances, images, alpha=0.1):
+    n, k = distances.shape
+    weights = Weights.of(torch.ones(images, n // images, dtype=distances.dtype), "exact")
+    dim = gaussians.means.shape[1]
+    likelihood = weights.log_likelihood(distances.view(images, -1, k).clone(), gaussians.log_det, dim)
+    start = uniform_start(images, k, n // images, "exact", distances.device)
+    return infer(likelihood, weights, torch.full((k,), alpha).double(), start, log_det=gaussians.log_det, dim=dim)
+
+
+def test_screened_distances_are_exact_where_they_matter_and_large_elsewhere(screen):
+    gaussians, x, _ = embeddings()
+    exact, within = gaussians.mahalanobis(x), 20.0
+    found = gaussians.near_distances(x, within)
+    assert screen == [True] * 5
+    log_density = -(exact + gaussians.log_det) / 2
+    near = log_density >= log_density.amax(1, keepdim=True) - within
+    torch.testing.assert_close(found[near], exact[near], rtol=1e-4, atol=1e-3)
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_screening_changes_neither_theta_nor_phi_nor_the_bound(screen, seed):
+    gaussians, x, _ = embeddings(seed)
+    found = posterior(gaussians, gaussians.near_distances(x, 34.0), images=16)
+    assert any(screen)
+    wide = FullGaussians(gaussians.means.double(), gaussians.precision_cholesky.double())
+    exact = posterior(wide, wide.mahalanobis(x.double()), images=16)
+    torch.testing.assert_close(found.phi.double(), exact.phi, rtol=0, atol=1e-3)
+    theta, exact_theta = (one.gamma / one.gamma.sum(1, keepdim=True) for one in (found, exact))
+    torch.testing.assert_close(theta, exact_theta, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.bound, exact.bound, rtol=1e-6, atol=1e-2)
+
+
+def test_the_bound_never_falls_with_the_screen(screen):
+    gaussians, x, prior = embeddings()
+    gaussians = FullGaussians.seed(gaussians.means + torch.randn(48) / 2, prior.covariance, rank=0)
+    bounds = []
+    for _ in range(8):
+        images = posterior(gaussians, gaussians.near_distances(x, 34.0), images=16)
+        bounds.append(float(images.bound.sum()) + gaussians.log_prior(prior))
+        gaussians = step(gaussians, x, images.phi.view(len(x), -1), prior)
+    assert any(screen)
+    assert all(after >= before - 1e-6 * abs(before) for before, after in pairwise(bounds))
+
+
+def test_where_most_concepts_come_into_question_nothing_is_screened(screen):
+    gaussians, x, _ = embeddings()
+    assert torch.equal(gaussians.near_distances(x, 1e4), gaussians.mahalanobis(x))
+    assert not screen
+
+
+def test_where_bfloat16_has_too_few_digits_the_screen_is_given_up(screen):
+    gaussians, x, _ = embeddings()
+    gaussians, x = FullGaussians(gaussians.means + 100, gaussians.precision_cholesky), x + 100  # far from the origin
+    assert torch.equal(gaussians.near_distances(x, 20.0), gaussians.mahalanobis(x))
+    assert screen == [False]
+
+
+def test_float64_is_never_screened(screen):
+    gaussians, x, _ = embeddings()
+    wide = FullGaussians(gaussians.means.double(), gaussians.precision_cholesky.double())
+    assert torch.equal(wide.near_distances(x.double(), 20.0), wide.mahalanobis(x.double()))
+    assert not screen

@@ -53,7 +53,7 @@ def plain() -> PACE:
 
 @pytest.fixture(scope="module")
 def refined() -> PACE:
-    return fitted(refine=200, faithfulness_weight=1.0, stability_weight=1.0)
+    return fitted(refine=300, faithfulness_weight=1.0, stability_weight=1.0)
 
 
 def test_concepts_that_served_the_loudest_directions_come_to_serve_the_prediction(plain, refined):
@@ -67,8 +67,8 @@ def test_a_perturbed_view_keeps_more_of_its_concepts(plain, refined):
 
 def test_the_weighted_sum_of_the_terms_rises(refined):
     sums = refined.refinement_.sum(1)
-    assert len(sums) == 200
-    stretches = sums.reshape(4, 50).mean(1)
+    assert len(sums) == 300
+    stretches = sums.reshape(4, 75).mean(1)
     assert (np.diff(stretches) > 0).all()
 
 

@@ -74,6 +74,14 @@ def uniform_start(
     return phi_bar * (n_tokens if updates == "exact" else 1), phi_bar
 
 
+def furthest_plausible(alpha: Tensor, n_tokens: int) -> float:
+    """How far below its best a concept's log-likelihood can lie and still get φ above 1e-6, whatever θ (exact rule).
+
+    γ_mk lies between α_k and α_k + J, which bounds the differences of E log θ; those of g/J are less than two nats.
+    """
+    return float(torch.digamma(alpha.max() + n_tokens) - torch.digamma(alpha.min())) + 2 - math.log(1e-6)
+
+
 def infer(
     log_likelihood: Tensor,
     weights: Weights,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import Gaussians, Prior
-from pace.model.inference import Posterior, Updates, Weights, infer, uniform_start
+from pace.model.inference import Posterior, Updates, Weights, furthest_plausible, infer, uniform_start
 from pace.model.objective import (
     Groups,
     expected_log_theta,
@@ -186,8 +186,12 @@ def _evidence(
     weights = Weights.of(torch.cat([batch.attention for batch in batches]), settings.updates)
     n_images, n_tokens, dim = embeddings.shape
     x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset, room)
-    mahalanobis = concepts.gaussians.mahalanobis(x).view(n_images, n_tokens, len(concepts))
-    return weights.log_likelihood(mahalanobis, concepts.gaussians.log_det, dim), weights, x
+    if settings.updates == "exact":
+        distances = concepts.gaussians.near_distances(x, furthest_plausible(concepts.alpha, n_tokens))
+    else:  # tempered, so the nearest concept need not be the likeliest
+        distances = concepts.gaussians.mahalanobis(x)
+    distances = distances.view(n_images, n_tokens, len(concepts))
+    return weights.log_likelihood(distances, concepts.gaussians.log_det, dim), weights, x
 
 
 def _infer(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from pace.model.gaussians.family import NOT_POSITIVE, Gaussians, Prior, Sums, slices, weighted_sums
 
-# Rows and columns worked on together: small enough to stay in a CPU's cache, large enough to fill a GPU.
-_ROWS = {"cpu": 4096, "cuda": 1 << 16}
-_COLUMNS = {"cpu": 64, "cuda": 256}
-_NARROW, _TOGETHER = 128, 320  # dimensions below which concepts are taken side by side, and columns that then makes
+# Rows, columns of one concept and columns in all that are worked on together: small enough to stay in a CPU's cache, large
+# enough to fill a GPU.
+_BLOCK = {"cpu": (1024, 32, 384), "cuda": (1 << 16, 256, 512)}
+
+# The screen of `near_distances`: from how many dimensions it pays, up to which share of near entries, how far off the
+# log-density of one may be (nats), and how many rows are screened at once by device.
+_SCREEN_DIM, _SCREEN_SHARE, _SCREEN_ERROR = 256, 1 / 8, 2.0
+_SCREEN_ROWS = {"cpu": 4096, "cuda": 1 << 16}
 
 
 class FullGaussians(Gaussians):
@@ -30,21 +37,57 @@ class FullGaussians(Gaussians):
         return cls(means, factor.expand(len(means), -1, -1).contiguous())
 
     def mahalanobis(self, x: Tensor) -> Tensor:
-        k, d = self.means.shape
-        out = x.new_empty(len(x), k)
-        if d <= _NARROW:  # one concept's product is too narrow to be quick; several are taken side by side
-            factors, shift = self.precision_cholesky.transpose(0, 1).reshape(d, k * d), self._shift.flatten()
-            group = max(1, _TOGETHER // d)
-            for rows in slices(len(x), _ROWS.get(x.device.type, 1 << 16)):
-                for some in slices(k, group):
-                    columns = slice(some.start * d, some.stop * d)
-                    block = torch.addmm(shift[columns], x[rows], factors[:, columns], beta=-1)
-                    out[rows, some] = block.square_().view(len(block), -1, d).sum(2)
-            return out
-        for rows in slices(len(x), _ROWS.get(x.device.type, 1 << 16)):
-            for number, factor in enumerate(self.precision_cholesky):
-                out[rows, number] = _triangular_norms(x[rows], factor, self._shift[number])
+        return _triangular_distances(x, self.precision_cholesky, self._shift)
+
+    def near_distances(self, x: Tensor, within: float) -> Tensor:
+        """All distances in bfloat16 first, where that is quick; in full precision those which that cannot rule out."""
+        rows_at_once = _SCREEN_ROWS.get(x.device.type, _SCREEN_ROWS["cuda"])
+        worthwhile = len(x) >= 2 * rows_at_once and x.shape[1] >= _SCREEN_DIM and x.dtype == torch.float32
+        if not (worthwhile and _quick_in_bfloat16(x.device)):
+            return self.mahalanobis(x)
+        probe = self._near(self.mahalanobis(x[:: len(x) // 256]), within)
+        if int(probe.count_nonzero()) > _SCREEN_SHARE * probe.numel():
+            return self.mahalanobis(x)
+        out = x.new_empty(len(x), len(self.means))
+        for rows in slices(len(x), rows_at_once):
+            if not self._screen(x[rows], within, out[rows]):  # nor is it likely to work for the others
+                out[rows.start :] = self.mahalanobis(x[rows.start :])
+                break
         return out
+
+    def _near(self, distances: Tensor, within: float) -> Tensor:
+        surprise = distances + self.log_det  # -2 log N, but for a constant
+        return surprise <= surprise.amin(1, keepdim=True) + 2 * within
+
+    def _screen(self, x: Tensor, within: float, out: Tensor) -> bool:
+        """Fill `out`, or say that bfloat16 was too far off."""
+        common, factors, shift = self._relative
+        out.copy_(_triangular_distances((x @ common).bfloat16(), factors, shift))
+        worst = x.new_zeros(())
+        for k, near in enumerate(self._near(out, within + 2 * _SCREEN_ERROR).T.contiguous()):
+            rows = near.nonzero().squeeze(1)
+            if len(rows) == 0:
+                continue
+            exact = torch.addmm(self._shift[k], x[rows], self.precision_cholesky[k], beta=-1).square_().sum(1)
+            worst = torch.maximum(worst, (out[rows, k] - exact).abs_().max())
+            out[rows, k] = exact
+        return bool(worst <= 2 * _SCREEN_ERROR)
+
+    @cached_property
+    def _relative(self) -> tuple[Tensor, Tensor, Tensor]:
+        """P̄, the mean of all P_k, and P̄⁻¹ P_k and the shifts in bfloat16.
+
+        x P_k = (x P̄)(P̄⁻¹ P_k). The right factors are triangular as well, with the identity as their mean, and x P̄ has much the
+        same spread in every direction: few digits are then enough, which is not so for P_k if x has wide and narrow directions.
+        """
+        common = self.precision_cholesky.mean(0)
+        inverse = _inverse_of_lower(common.double().mT).mT.to(common.dtype)
+        relative = torch.zeros_like(self.precision_cholesky, dtype=torch.bfloat16)
+        for k, factor in enumerate(self.precision_cholesky):
+            for columns in slices(len(factor), 128):
+                above = slice(0, columns.stop)
+                relative[k, above, columns] = inverse[above, above] @ factor[above, columns]
+        return common, relative, self._shift.bfloat16()
 
     def empty_sums(self) -> Sums:
         k, d = self.means.shape
@@ -74,8 +117,10 @@ class FullGaussians(Gaussians):
             if weight + prior.strength <= 0:
                 factors[k] = self.precision_cholesky[k]
                 continue
-            scatter = sums["second"][k] - weight * torch.outer(means[k], means[k]) if weight > 0 else 0.0
-            covariance = (scatter + prior.strength * prior.covariance) / (weight + prior.strength)
+            covariance = prior.strength * prior.covariance
+            if weight > 0:
+                covariance.add_(sums["second"][k]).addr_(means[k], means[k], alpha=-float(weight))
+            covariance.div_(weight + prior.strength)
             factors[k] = _precision_cholesky(covariance).to(factors.dtype)
         return FullGaussians(means.to(self.means.dtype), factors)
 
@@ -155,8 +200,7 @@ class TiedGaussians(Gaussians):
 
 
 def _precision_cholesky(covariance: Tensor) -> Tensor:
-    """P upper triangular with P Pᵀ = Σ⁻¹, float64."""
-    covariance = (covariance + covariance.mT) / 2
+    """P upper triangular with P Pᵀ = Σ⁻¹, float64; reads the lower half of Σ."""
     lower, failed = torch.linalg.cholesky_ex(covariance)
     if failed or not bool(torch.isfinite(lower[-1]).all()):
         raise ValueError(NOT_POSITIVE)
@@ -185,11 +229,32 @@ def _covariance(precision_cholesky: Tensor) -> Tensor:
     return inverse @ inverse.mT
 
 
-def _triangular_norms(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """‖x P - s‖² by row. P is upper triangular: a column block needs only the rows above its end, about half the product."""
-    total = x.new_zeros(len(x))
-    for columns in slices(len(factor), _COLUMNS.get(x.device.type, 256)):
-        above = slice(0, columns.stop)
-        block = torch.addmm(shift[columns], x[:, above], factor[above, columns], beta=-1)
-        total += block.square_().sum(1)
-    return total
+def _triangular_distances(x: Tensor, factors: Tensor, shifts: Tensor) -> Tensor:
+    """‖x P_k - s_k‖² as (n, K), by blocks of columns, added up in float32 or better.
+
+    P_k is upper triangular: a block needs only the rows above its end, about half the product. One concept's narrow blocks
+    would be slow; several concepts' are taken side by side.
+    """
+    k, d = shifts.shape
+    height, width, together = _BLOCK.get(x.device.type, _BLOCK["cuda"])
+    total = torch.promote_types(x.dtype, torch.float32)
+    out = x.new_zeros(len(x), k, dtype=total)
+    for concepts in slices(k, max(1, together // min(width, d))):
+        for columns in slices(d, width):
+            factor = factors[concepts, : columns.stop, columns].transpose(0, 1).flatten(1)
+            shift = shifts[concepts, columns].flatten()
+            room = x.new_empty(min(height, len(x)), len(shift))
+            for rows in slices(len(x), height):
+                block = room[: rows.stop - rows.start]
+                torch.addmm(shift, x[rows, : columns.stop], factor, beta=-1, out=block)
+                parts = block.view(len(block), -1, columns.stop - columns.start).to(total)
+                out[rows, concepts] += torch.linalg.vector_norm(parts, dim=2).square_()
+    return out
+
+
+def _quick_in_bfloat16(device: torch.device) -> bool:
+    """Whether products in bfloat16 are much quicker than in float32: on tensor cores, and CPUs with instructions for them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions cannot tell
+    return device.type == "cpu" and bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -13,9 +13,9 @@ class _DiagonalFeatures(Gaussians):
 
     def tokens_at_once(self) -> int:
         # The work on a patch is light here, so on a CPU what is worked on should stay in the cache.
-        return (
-            max(256, (1 << 20) // self.means.shape[1]) if self.means.device.type == "cpu" else super().tokens_at_once()
-        )
+        if self.means.device.type == "cpu":
+            return max(256, (3 << 19) // max(256, self.means.shape[1]))
+        return super().tokens_at_once()
 
     def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
         d = embeddings.shape[1]
@@ -41,8 +41,7 @@ class DiagGaussians(_DiagonalFeatures):
         return cls(means, covariance.diagonal().to(means.dtype).expand_as(means).contiguous())
 
     def mahalanobis(self, x: Tensor) -> Tensor:
-        constant, coefficients = self._quadratic
-        return torch.addmm(constant, x, coefficients).clamp_min_(0)
+        return _quadratic_forms(x, *self._quadratic).clamp_min_(0)
 
     def empty_sums(self) -> Sums:
         k, d = self.means.shape
@@ -119,8 +118,7 @@ class LowRankGaussians(_DiagonalFeatures):
         return torch.addmm(shift, x, self._whitened.reshape(k * rank, d).T, beta=-1).reshape(len(x), k, rank)
 
     def mahalanobis(self, x: Tensor) -> Tensor:
-        constant, coefficients = self._quadratic
-        distance = torch.addmm(constant, x, coefficients)
+        distance = _quadratic_forms(x, *self._quadratic)
         return distance.sub_(self._projected(x[:, : self.means.shape[1]]).square().sum(2)).clamp_min_(0)
 
     def empty_sums(self) -> Sums:
@@ -199,11 +197,17 @@ def _positive(variances: Tensor) -> Tensor:
 
 
 def _diagonal_quadratic(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_d (x_d - μ_kd)² / v_kd = constant_k + (x, x²) · coefficients."""
+    """Σ_d (x_d - μ_kd)² / v_kd = constant_k + (x, x²) · coefficients_k."""
     precision = 1 / variances.double()
     scaled = means.double() * precision
     constant = (scaled * means.double()).sum(1)
-    return constant.to(means.dtype), torch.cat([-2 * scaled, precision], 1).T.contiguous().to(means.dtype)
+    return constant.to(means.dtype), torch.cat([-2 * scaled, precision], 1).to(means.dtype)
+
+
+def _quadratic_forms(x: Tensor, constant: Tensor, coefficients: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.shape[1] > 1024:  # quicker by a tenth with the patches as columns
+        return torch.addmm(constant[:, None], coefficients, x.T).T.contiguous()
+    return torch.addmm(constant, x, coefficients.T)
 
 
 def _add_diagonal_sums(x: Tensor, r: Tensor, sums: Sums) -> None:
