@@ -190,9 +190,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_, self.interrupted_, self.refinement_ = converged, interrupted, refined
         self._describe(observations, settings)
         if interrupted:
-            warnings.warn(
-                f"interrupted after {self.n_iter_} epochs; the model is usable", ConvergenceWarning, stacklevel=2
-            )
+            usable = "the model is usable" if bounds else "the concepts are where learning would have started"
+            message = f"interrupted after {self.n_iter_} epochs; {usable}"
+            warnings.warn(message, ConvergenceWarning, stacklevel=2)
         elif not converged:
             message = f"the bound still rises after {self.max_iter} epochs; raise max_iter or tol"
             warnings.warn(message, ConvergenceWarning, stacklevel=2)

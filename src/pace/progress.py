@@ -15,6 +15,12 @@ class Advance(Protocol):
     def __call__(self, steps: int = 1, note: str = "") -> None: ...
 
 
+def announce(step: str, show: bool | None = None) -> None:
+    """One line on standard error for a step that has no bar: on a terminal, or if `show` is True."""
+    if sys.stderr.isatty() if show is None else show:
+        print(f"{step} …", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress(title: str, total: int | None, show: bool | None = None, done: int = 0) -> Iterator[Advance]:
     """`advance(steps, note)` for the body: a bar on standard error, after a second on a terminal, at once if `show` is True.

@@ -223,6 +223,46 @@ def test_a_folder_without_a_split_is_scored_on_a_part_and_says_so(elsewhere: Pat
     assert any("the concepts have seen them" in warning for warning in document["warnings"])
 
 
+def test_a_report_of_a_folder_without_a_split_shows_all_of_it_under_its_own_name(elsewhere: Path):
+    assert invoke("fit", "--images", "shop/photos/train", *SHOP_MODEL, *QUICK, "--out", "own").code == 0
+    document = invoke("report", "--run", "own", "--no-pairs", "--out", "page", "--json").document
+    assert document["results"]["images"] == 12
+    page = (elsewhere / "page" / "report.html").read_text(encoding="utf-8")
+    assert "What the transformer sees in train" in page
+    assert str(elsewhere) not in page
+
+
+def test_a_fit_stopped_before_its_first_epoch_leaves_nothing_to_use(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pace.explainer.pass_over", stop)
+    outcome = invoke("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--out", "stopped")
+    assert outcome.code == 130
+    assert "nothing was learned" in outcome.err
+    assert not (elsewhere / "stopped" / "concepts.safetensors").exists()
+    assert "no concepts" in invoke("explain", "shop/flat/0.png", "--run", "stopped").error
+
+
+def test_a_fit_that_was_stopped_later_is_used_with_a_warning(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    import pace.explainer as library
+
+    own, passes = library.pass_over, []
+
+    def stop(*args: object) -> object:
+        passes.append(1)
+        if len(passes) > 2:
+            raise KeyboardInterrupt
+        return own(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pace.explainer.pass_over", stop)
+    fit = ("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--out", "stopped")
+    assert invoke(*fit).code == 130
+    outcome = invoke("explain", "shop/flat/0.png", "--run", "stopped")
+    assert outcome.code == 0
+    assert "stopped after 2 epochs" in outcome.err
+
+
 def test_color_is_scored_by_its_true_colours(elsewhere: Path):
     fit = ("fit", "--images", "color", *SHOP_MODEL, *QUICK, "--limit", "30", "--out", "own")
     assert invoke(*fit).code == 0

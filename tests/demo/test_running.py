@@ -46,6 +46,10 @@ def test_concepts_are_nearly_as_steady_as_the_true_colours(result):
     assert result.scores["stability"].value < 1.25 * result.true_colour_stability
 
 
+def test_what_the_true_colours_would_score_stands_beside_the_stability(result):
+    assert result.scores["stability_true_colours"].value == result.true_colour_stability
+
+
 def test_the_same_seed_gives_the_same_scores(result, tmp_path):
     again = run(tmp_path / "again", n_per_class=100, progress=False)
     assert again.scores.as_dict() == result.scores.as_dict()

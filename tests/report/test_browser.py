@@ -172,6 +172,11 @@ def test_trust_puts_what_exposes_a_score_beside_it_and_warns(report, open_page):
     assert page.get_by_role("img", name=re.compile("Everything together: from")).is_visible()
 
 
+def test_the_number_of_warnings_is_on_the_way_to_trust_in_every_view(report, open_page):
+    page = open_page(report, "#/concepts")
+    expect(page.get_by_role("link", name=re.compile(r"Trust\s*, \d+ warning"))).to_be_visible()
+
+
 def test_a_report_without_scores_or_perturbed_pictures_says_what_it_can(case, tmp_path, open_page):
     perturbed = replace(case.perturbed, predictions=None)
     path = write_report(tmp_path / "r.html", case.model, case.images.pixels, case.observations, perturbed=perturbed)

@@ -38,6 +38,8 @@ def visible(text: str) -> str:
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) or "interrupted"
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "").partition(".")[0]
         extra = _EXTRAS.get(missing)

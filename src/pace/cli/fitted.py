@@ -67,7 +67,7 @@ class Fitted:
         """The images named, or those of the fit, in the split asked for: "test" unless a folder has no splits."""
         if source is None:
             source, data_root = self.images.source, data_root or self.images.data_root
-        elif split is None and source not in DATASETS and not any((Path(source) / name).is_dir() for name in _SPLITS):
+        elif split is None and not has_splits(source):
             split = "train"  # a folder of its own, which is all of it
         skip_unreadable |= self.images.skip_unreadable
         return ImageChoice(source, data_root, split or "test", limit, seed, skip_unreadable)
@@ -80,7 +80,7 @@ class Fitted:
         try:
             return asked.open(), None
         except ValueError:
-            if asked.source != self.images.source or asked.is_dataset:
+            if asked.source != self.images.source or has_splits(asked.source):
                 raise
         seen = self.open_images()
         order = np.random.default_rng(asked.seed).permutation(len(seen))
@@ -103,6 +103,9 @@ def open_fitted(path: str | None, device: torch.device, moved: str | None) -> Fi
     run = latest("fit") if path is None else open_run(path, "fit")
     if not run.record["results"]:
         raise Problem(f"{run.folder} has no concepts: its status is {run.record['status']!r}")
+    if run.record["status"] == "interrupted":
+        epochs = run.record["results"]["epochs"]
+        warnings.warn(f"{run.folder} was stopped after {epochs} epochs, before its concepts settled", stacklevel=2)
     concepts = PACE.load(run.file(CONCEPTS), device=str(device))
     subject = reopen_subject(run, device, moved)
     if subject.backbone.dim != concepts.means_.shape[1]:
@@ -111,6 +114,11 @@ def open_fitted(path: str | None, device: torch.device, moved: str | None) -> Fi
             f"{subject.choice.name} have {subject.backbone.dim}"
         )
     return Fitted(run, concepts, subject, ImageChoice.from_record(run.record["images"]))
+
+
+def has_splits(source: str) -> bool:
+    """A dataset, or a folder with train/ or test/ in it."""
+    return source in DATASETS or any((Path(source).expanduser() / name).is_dir() for name in _SPLITS)
 
 
 def name_of(class_names: tuple[str, ...] | None, number: int) -> str:

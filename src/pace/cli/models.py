@@ -62,7 +62,8 @@ class Subject:
 
 
 def device_of(name: str) -> torch.device:
-    import torch
+    with busy("starting"):  # the first to need torch, which takes seconds to load
+        import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -70,7 +70,7 @@ def show_scores(scores: Scores) -> None:
         [
             score.title,
             f"{score.value:.3g}",
-            "" if score.low is None or score.high is None else f"{score.low:.3g} to {score.high:.3g}",
+            "" if score.low is None or score.low == score.high else f"{score.low:.3g} to {score.high:.3g}",
             arrows[score.better],
         ]
         for score in scores.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from pace.demo.truth import stability_of_true_colours, true_colours
 from pace.demo.vit import LAYER, SIZE, load_model
 from pace.explainer import PACE
 from pace.images import Color, Perturbation
-from pace.metrics import Scores
+from pace.metrics import Score, Scores
+from pace.progress import announce
 
 N_CONCEPTS = 5  # four colours and black
 
@@ -85,7 +87,21 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _true_colours(stability: float) -> Score:
+    return Score(
+        name="stability_true_colours",  # the report shows it beside stability
+        title="Stability of the true colours",
+        value=stability,
+        low=None,
+        high=None,
+        better=None,
+        range=(0, math.inf),
+        meaning="What stability would be if the concepts were the true colours, which the perturbation changes too.",
+    )
+
+
 def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: int, progress: bool | None) -> DemoResult:
+    announce("making the images and loading the transformer", progress)
     from pace import figures
     from pace.backbones import Backbone
     from pace.extract import observe_pair
@@ -95,11 +111,13 @@ def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: in
     train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
     # CLS is not counted: it has no colour, and would be a concept of its own in every image.
     backbone = Backbone(load_model(), layer=LAYER, count_cls=False)
+    announce(f"the transformer looks at {len(train) + len(test)} images, as they are and perturbed", progress)
     # A train image and a test image of the same number are not perturbed alike.
     learned, learned_perturbed = observe_pair(backbone, train, perturb=Perturbation(seed + 1), progress=progress)
     perturb = Perturbation(seed)
     seen, seen_perturbed = observe_pair(backbone, test, perturb=perturb, progress=progress)
 
+    announce(f"learning {n_concepts} concepts", progress)
     settings: dict[str, Any] = {"n_concepts": n_concepts, "covariance": "tied", "alpha": "learn", "seed": seed}
     # Of its own starts PACE takes the one with the best bound. With pairs that may be one that takes red and yellow for one
     # concept, and blue-black for another; k-means over all tokens does not.
@@ -107,9 +125,12 @@ def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: in
     starts = KMeans(n_concepts, n_init=10, random_state=seed).fit(tokens).cluster_centers_
     model = PACE(**settings, init=starts, progress=progress).fit(learned, perturbed=learned_perturbed)
     grid = backbone.grid(SIZE, SIZE)
+    announce("judging them on images they have not seen", progress)
     scores = evaluate(model, learned, seen, seen_perturbed, colours=true_colours(test, grid), seed=seed)
     reference = stability_of_true_colours(test, perturb, grid, n_concepts)
+    scores = Scores([*scores.values(), _true_colours(reference)], scores.warnings)
 
+    announce("writing the report and the figures", progress)
     pixels = torch.stack([test[index] for index in range(len(test))]).float() / 255
     model.save(folder / "model.safetensors")
     report = write_report(

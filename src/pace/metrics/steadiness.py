@@ -88,7 +88,7 @@ def stability_ratio(theta: Any, theta_perturbed: Any) -> Measure:
     title="Re-identification",
     better="higher",
     range=(0, 1),
-    meaning="Share of perturbed images whose nearest original is their own.",
+    meaning="Share of perturbed images whose nearest original is their own; chance is 1 over the number of images.",
 )
 def reidentification(theta: Any, theta_perturbed: Any) -> Measure:
     """Among all M originals, by Euclidean distance of L1-normalised θ. n originals at the same distance share the point.

@@ -117,9 +117,9 @@ def benchmark(
 
     A run that was stopped goes on where it was when it is started again with the same --out.
     """
+    where = device_of(device)
     from pace import benchmark as benchmarks
 
-    where = device_of(device)
     if limit is None and where.type == "cpu":
         limit = _CPU_LIMIT
         complain("note", f"on a CPU at most {limit} images of each split are used; --limit 0 uses all")

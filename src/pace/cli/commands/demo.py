@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.output import say, show_scores
+from pace.cli.output import busy, say, show_scores
 from pace.cli.runs import running
 
 
@@ -32,7 +32,8 @@ def demo(
     Makes the Color images, lets a small transformer look at them, learns its concepts, judges them and writes a report.
     Needs no data, no weights and no network.
     """
-    from pace import demo as shipped
+    with busy("starting"):  # torch alone takes seconds to load
+        from pace import demo as shipped
 
     with running(ctx, "color", out=out) as run:
         found = shipped.run(run.folder, seed=seed, n_per_class=per_class, n_concepts=concepts)
@@ -46,7 +47,6 @@ def demo(
             **found.scores.as_dict(),
         }
     show_scores(found.scores)
-    say(f"The true colours themselves would have a stability of {found.true_colour_stability:.2f}.")
     say(f"{found.seconds:.0f} seconds; everything is in {run.folder}")
     say("open this page:")
     say(address, style="bold")

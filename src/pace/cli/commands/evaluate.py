@@ -46,9 +46,9 @@ def evaluate(
 
     Images are those of the fit's dataset in another split, unless --images names others.
     """
+    where = device_of(device)
     from pace.metrics import evaluate as score
 
-    where = device_of(device)
     fitted = open_fitted(fit_run, where, moved)
     asked = fitted.other_images(images, data_root, split, limit, seed, skip_unreadable)
     test, rest = fitted.test_images(asked)

@@ -55,12 +55,12 @@ def explain(
       pace explain photo.jpg
       pace explain photo.jpg holiday/ --run runs/fit-color-20250101-120000 --json
     """
-    from pace.extract import observe
-
     if not 0 < level < 1:
         raise Problem(f"--level {level}: expected a probability between 0 and 1")
-    images = open_pictures(pictures, skip_unreadable)
     where = device_of(device)
+    from pace.extract import observe
+
+    images = open_pictures(pictures, skip_unreadable)
     fitted = open_fitted(fit_run, where, moved)
     with running(ctx, Path(pictures[0]).stem or "pictures", out=out, device=where, **fit_record(fitted)) as run:
         run.record["configuration"]["fit_run"] = str(fitted.run.folder.resolve())
@@ -225,5 +225,6 @@ def _show(run: Run, fitted: Fitted, level: float) -> None:
     if len(found) > _PRINTED:
         say(f"and {len(found) - _PRINTED} more pictures")
     say(f"by the concepts of {fitted.run.folder}")
-    for file in run.record["results"]["files"].values():
-        say(f"written to {run.file(file)}")
+    files = run.record["results"]["files"]
+    say(f"written to {run.folder}")
+    say(run.file(files["report"]).resolve().as_uri())

@@ -46,10 +46,10 @@ def finetune(
 
     A run that was stopped goes on from its last finished epoch when it is started again with the same --out.
     """
+    where = device_of(device)
     from pace.backbones import finetune as train
 
     choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
-    where = device_of(device)
     with busy("opening the images"):
         opened = choice.open()
     base = ModelChoice(model, architecture, image_size)

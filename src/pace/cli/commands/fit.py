@@ -78,9 +78,9 @@ def fit(
         raise Problem("--observations already says which images and model; leave --images and --model out")
     if observations is None and (images is None or model is None):
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
+    where = device_of(device)
     from pace import PACE
 
-    where = device_of(device)
     earlier: Run | None = None
     if observations is not None:
         earlier = open_run(observations, "extract")
@@ -113,12 +113,14 @@ def fit(
             seed=seed,
             device=where.type if where.index is None else str(where),
         ).fit(views.observations, perturbed=views.perturbed)
+        if learned.interrupted_ and not learned.n_iter_:
+            raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
         with busy("saving"):
             learned.save(run.file(CONCEPTS))
             _keep_gallery(run, learned, views.observations, opened)
         run.record["results"] = _results(learned, views.observations)
         if learned.interrupted_:
-            raise KeyboardInterrupt(f"stopped after {learned.n_iter_} epochs; what was learned is in {run.folder}")
+            raise KeyboardInterrupt(f"after {learned.n_iter_} epochs; what was learned is in {run.folder}")
     _show(run)
     return run.record
 

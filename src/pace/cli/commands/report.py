@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.fitted import Fitted, fit_record, open_fitted
+from pace.cli.fitted import Fitted, fit_record, has_splits, open_fitted
 from pace.cli.models import device_of
 from pace.cli.observing import look
 from pace.cli.output import busy, say
@@ -61,12 +63,15 @@ def report(
 
     The page opens from disk, without a network.
     """
+    where = device_of(device)
     from pace.report import write_report
 
-    where = device_of(device)
     fitted = open_fitted(fit_run, where, moved)
     asked = fitted.other_images(images, data_root, split, limit, seed, skip_unreadable)
-    shown, _ = fitted.test_images(asked)
+    if split is None and not has_splits(asked.source):
+        asked = replace(asked, split="train")  # all of the folder: nothing is judged here, so nothing is held out
+    with busy("opening the images"):
+        shown = asked.open()
     scores, judged = _scores(fitted, evaluation)
     with running(ctx, asked.source, out=out, device=where, **fit_record(fitted)) as run:
         run.record["configuration"] |= {"fit_run": str(fitted.run.folder.resolve()), "evaluation": judged}
@@ -84,7 +89,7 @@ def report(
                 scores=scores,
                 class_names=fitted.class_names,
                 preprocessing=preprocessing,
-                title=title or f"What the transformer sees in {asked.source}",
+                title=title or f"What the transformer sees in {Path(asked.source).name}",
             )
         address = file.resolve().as_uri()
         size = file.stat().st_size

@@ -261,7 +261,7 @@ const imagesView = {
     const colours = this.state.overlay === "all" ? this.coloured() : [];
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
-      note(`Share of each concept (θ). The thin line is where it lies with ${LEVEL} probability`,
+      note(`Share of each concept (θ), where patches that the transformer looks at more count more. The thin line is where it lies with ${LEVEL} probability`,
         perturbed ? "; the striped bar is the same for the perturbed image" : "",
         ". Press a concept's picture to light it on the image."),
       h("ul", { class: "rows theta" }, rows.map((k) => {

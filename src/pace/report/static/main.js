@@ -66,5 +66,9 @@ document.addEventListener("click", (event) => {
   const followed = event.target.closest('a[href^="#/"]');
   byLink = followed !== null && followed.hash !== location.hash;
 }, true);
+if (data.warnings.length) { // said in every view: who does not look at Trust would believe the rest
+  document.querySelector('[data-view="trust"]').append(
+    h("span", { class: "badge", "aria-hidden": "true" }, String(data.warnings.length)), h("span", { class: "unseen" }, `, ${plural(data.warnings.length, "warning")}`));
+}
 addEventListener("hashchange", show);
 show();

@@ -45,6 +45,7 @@ class Picker {
   /** Lay a concept over the image, "all" for a map of `concepts`, or nothing. */
   overlay(what, concepts) {
     this.canvas.hidden = what === null;
+    this.image.classList.toggle("grey", what === "all"); // the colours laid over it must not mix with its own
     this.labels.replaceChildren();
     if (what === null) return;
     if (what === "all") this.regions(concepts);

@@ -84,8 +84,8 @@ function facts() {
     h("h2", { id: "facts" }, "Counted on this page"),
     h("div", { class: "pairs" },
       fact(`${usedConcepts.length} of ${CONCEPTS}`, "concepts hold at least one patch of these images."),
-      fact(figure(data.effective), "equally used concepts would be as varied as these. Far fewer than are in use: a handful does most of the work."),
-      data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight lies on the summary token (CLS), which is no patch. Near all of it: patches hardly count."),
+      fact(figure(data.effective), "equally used concepts would be as varied as these. If that is far fewer than are in use, a handful does most of the work."),
+      data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight lies on the summary token (CLS), which is no patch. If that is nearly all, patches hardly count."),
       data.pointed && original.predictions && fact(percent(data.pointed.filter((n, m) => n === predictedClass(m)).length / IMAGES, 0),
         "of these images' predictions are what the concepts point to (θ through η), with the prediction withheld.")));
 }
