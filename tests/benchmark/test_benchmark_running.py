@@ -7,7 +7,6 @@ import pytest
 
 from pace.benchmark import Recipe, Results, Scoring, run, running
 from pace.benchmark.data import open_dataset
-from pace.benchmark.subject import AUGMENT_SEED
 
 METHODS = ["pace", "saliency", "kmeans"]
 QUICK = Scoring(bootstrap=10, regression_runs=2, hidden_images=4)
@@ -189,7 +188,7 @@ def test_few_images_are_of_few_classes_and_the_same_in_both_splits():
 
 
 def test_fine_tuning_never_sees_the_perturbations_of_the_scores():
-    from pace.images import Perturbation
+    from pace.images import AUGMENT_SEED, Perturbation
 
     assert AUGMENT_SEED > 0
     first, second = (Perturbation(seed).draw(range(50), (32, 32)) for seed in (0, AUGMENT_SEED))

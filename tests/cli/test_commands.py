@@ -169,8 +169,11 @@ def test_a_finetuned_folder_is_a_model(finetuned: Path):
 
 
 def test_a_finetuned_model_can_be_finetuned(finetuned: Path):
-    again = ("finetune", "--images", "shop/photos", "--model", "tuned", "--epochs", "1", "--out", "twice")
-    assert invoke(*again).code == 0
+    again = ("finetune", "--images", "shop/photos", "--model", "tuned", "--epochs", "1")
+    assert invoke(*again, "--out", "twice").code == 0
+    assert invoke(*again, "--perturbed", "--out", "steadier").code == 0
+    weights = [Path(folder, "model.safetensors").read_bytes() for folder in ("twice", "steadier")]
+    assert weights[0] != weights[1]
     assert invoke("fit", "--images", "shop/photos", "--model", "twice", *QUICK).code == 0
 
 

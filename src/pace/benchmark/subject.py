@@ -13,9 +13,7 @@ from pace.backbones import Backbone, finetune, load
 from pace.backbones.fingerprint import fingerprint
 from pace.benchmark.cache import Cache, key_of
 from pace.benchmark.data import Dataset
-from pace.images import Perturbation
-
-AUGMENT_SEED = 1 << 20  # added to the seed: perturbations that fine-tuning sees are never those that scores are made of
+from pace.images import AUGMENT_SEED, Perturbation
 
 
 @dataclass(frozen=True)

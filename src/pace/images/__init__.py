@@ -11,10 +11,11 @@ from pace.images.flower import Flower
 from pace.images.folder import Folder
 from pace.images.imageset import ImageFiles, ImageSet, UnreadableImagesError
 from pace.images.opening import open_images
-from pace.images.perturb import STAGES, Crops, Perturb, Perturbation
+from pace.images.perturb import AUGMENT_SEED, STAGES, Crops, Perturb, Perturbation
 from pace.images.preparation import PreprocessingLike, normalize, prepare, prepare_points
 
 __all__ = [
+    "AUGMENT_SEED",
     "COLOR_NAMES",
     "CUB",
     "STAGES",

@@ -20,6 +20,8 @@ Indices = Tensor | NDArray[np.integer] | Sequence[int] | Sequence[str]
 # Anything that turns images (B, 3, H, W) in [0, 1] and their indices or names into perturbed images.
 Perturb = Callable[[Tensor, Indices], Tensor]
 
+AUGMENT_SEED = 1 << 20  # added to a seed: perturbations a model is trained on are never those that it is judged by
+
 STAGES = ("flip", "crop", "jitter", "grey", "blur")
 
 # The paper's settings, and torchvision's where the paper leaves them at their defaults.

@@ -27,6 +27,13 @@ def finetune(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 12,
     lr: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 1e-4,
     validation: Annotated[float, typer.Option(help="Share of every class that decides which epoch is best.")] = 0.1,
+    perturbed: Annotated[
+        bool,
+        typer.Option(
+            "--perturbed",
+            help="Show it images perturbed as the paper does, so that its predictions withstand that; else gentler crops.",
+        ),
+    ] = False,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 64,
     device: options.Device = "auto",
@@ -48,6 +55,7 @@ def finetune(
     """
     where = device_of(device)
     from pace.backbones import finetune as train
+    from pace.images import AUGMENT_SEED, Perturbation
 
     choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
     with busy("opening the images"):
@@ -63,6 +71,7 @@ def finetune(
             lr=lr,
             validation=validation,
             batch_size=batch_size,
+            augment=Perturbation(seed + AUGMENT_SEED) if perturbed else True,
             seed=seed,
             device=where,
             checkpoint=run.file(CHECKPOINT),
