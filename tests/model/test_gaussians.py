@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.model.gaussians import FAMILIES, FullGaussians, Prior
+from pace.model.gaussians import FAMILIES, DiagGaussians, FullGaussians, Prior
 from pace.model.inference import Weights, infer, uniform_start
 
 FAMILY_NAMES = sorted(FAMILIES)
@@ -120,12 +120,14 @@ def test_sparse_sums_are_the_dense_ones(family, monkeypatch):
     gaussians, features, _, r, _ = setting(family, k=40, d=512, n=400)
     r[torch.rand(r.shape) < 0.95] = 0
     sums = []
-    for wide in (1, 10**9):  # all products sparse, then none
+    by_columns = r.T.contiguous().T
+    for wide, weights in ((10**9, r.clone()), (1, r.clone()), (1, by_columns)):  # all products dense, then none
         monkeypatch.setattr("pace.model.gaussians.family._WIDE", wide)
         sums.append(gaussians.empty_sums())
-        gaussians.accumulate(features, r.clone(), sums[-1])
+        gaussians.accumulate(features, weights, sums[-1])
     for name in sums[0]:
-        torch.testing.assert_close(sums[0][name], sums[1][name])
+        torch.testing.assert_close(sums[1][name], sums[0][name])
+        torch.testing.assert_close(sums[2][name], sums[0][name])
 
 
 def test_an_emptied_low_rank_concept_can_find_its_directions_again():
@@ -147,6 +149,34 @@ def test_float32_distances_in_768_dimensions_are_right_to_a_fraction_of_a_nat(fa
     gaussians = FAMILIES[family].seed(means, torch.eye(768, dtype=torch.float64), rank=2)
     found = gaussians.mahalanobis(gaussians.features(x, torch.zeros(768)))[:, 0]
     assert (found.double() - (x.double() - distance).square().sum(1)).abs().max() < error
+
+
+@pytest.mark.parametrize("d", [64, 384])
+def test_a_float32_pass_with_diagonal_covariances_is_the_float64_one(d):
+    """Log-likelihoods to 0.001 nats, φ to 1e-4, new means and variances to 1e-4 standard deviations."""
+    torch.manual_seed(0)
+    k, images, tokens = 20, 4, 60
+    scale = torch.where(torch.arange(d) < d // 12, 10.0, 1.0)  # a few wide channels, as transformers have
+    means = torch.randn(k, d) * scale * (6 / d) ** 0.5  # overlapping concepts
+    x = means[torch.randint(0, k, (images * tokens,))] + torch.randn(images * tokens, d) * scale
+    variances = scale.square() * (0.5 + torch.rand(k, d))
+    prior = Prior(scale.double().square().diag(), 20.0)
+
+    def one_pass(dtype):
+        gaussians = DiagGaussians(means.to(dtype), variances.to(dtype))
+        features = gaussians.features(x.to(dtype), torch.zeros(d, dtype=dtype))
+        distances = gaussians.mahalanobis(features)
+        found = posterior(gaussians, distances, images)
+        return distances, found, step(gaussians, features, found.phi.view(len(x), k), prior)
+
+    (near, found, after), (exact_near, exact, exact_after) = one_pass(torch.float32), one_pass(torch.float64)
+    assert ((exact.phi > 0.01) & (exact.phi < 0.99)).sum() > 20  # some patches are in doubt
+    torch.testing.assert_close(near.double(), exact_near, rtol=0, atol=2e-3)
+    torch.testing.assert_close(found.phi.double(), exact.phi, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.gamma, exact.gamma, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found.bound, exact.bound, rtol=1e-6, atol=0)
+    torch.testing.assert_close(after.means.double() / scale, exact_after.means / scale, rtol=0, atol=1e-4)
+    torch.testing.assert_close(after.covariances(), exact_after.covariances(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("family", ["diag", "full", "low_rank"])
@@ -194,11 +224,13 @@ def test_a_family_is_rebuilt_from_its_tensors(family):
     assert torch.equal(again.log_det, gaussians.log_det)
 
 
-@pytest.fixture
-def screen(monkeypatch):
-    """Screening by bfloat16 for any number of patches and dimensions, on any machine; lists how it went."""
+@pytest.fixture(params=["plain", "fused"])
+def screen(request, monkeypatch):
+    """Screening for any number of patches and dimensions, on any machine, with and without kernels; lists how it went."""
+    if request.param == "fused":
+        request.getfixturevalue("kernels")
     monkeypatch.setattr("pace.model.gaussians.dense._quick_in_bfloat16", lambda device: True)
-    monkeypatch.setattr("pace.model.gaussians.dense._SCREEN_ROWS", {"cpu": 100, "cuda": 100})
+    monkeypatch.setattr("pace.model.gaussians.dense._SCREEN_ROWS", {"cpu": (200, 100), "cuda": (200, 100)})
     monkeypatch.setattr("pace.model.gaussians.dense._SCREEN_DIM", 1)
     answers, screened = [], FullGaussians._screen
 
@@ -261,7 +293,7 @@ def test_the_bound_never_falls_with_the_screen(screen):
     gaussians, x, prior = embeddings()
     gaussians = FullGaussians.seed(gaussians.means + torch.randn(48) / 2, prior.covariance, rank=0)
     bounds = []
-    for _ in range(8):
+    for _ in range(5):
         images = posterior(gaussians, gaussians.near_distances(x, 34.0), images=16)
         bounds.append(float(images.bound.sum()) + gaussians.log_prior(prior))
         gaussians = step(gaussians, x, images.phi.view(len(x), -1), prior)
@@ -275,11 +307,20 @@ def test_where_most_concepts_come_into_question_nothing_is_screened(screen):
     assert not screen
 
 
-def test_where_bfloat16_has_too_few_digits_the_screen_is_given_up(screen):
+def test_where_16_bits_have_too_few_digits_the_screen_is_given_up(screen):
     gaussians, x, _ = embeddings()
-    gaussians, x = FullGaussians(gaussians.means + 100, gaussians.precision_cholesky), x + 100  # far from the origin
+    gaussians, x = FullGaussians(gaussians.means + 1000, gaussians.precision_cholesky), x + 1000  # far from the origin
     assert torch.equal(gaussians.near_distances(x, 20.0), gaussians.mahalanobis(x))
     assert screen == [False]
+
+
+def test_a_patch_far_from_all_concepts_costs_the_others_nothing(screen):
+    gaussians, x, _ = embeddings()
+    x[7] *= 100
+    exact, found = gaussians.mahalanobis(x), gaussians.near_distances(x, 20.0)
+    assert screen == [True] * 5
+    torch.testing.assert_close(found[7], exact[7], rtol=1e-5, atol=0)
+    assert not torch.equal(found, exact)
 
 
 def test_float64_is_never_screened(screen):
@@ -287,3 +328,16 @@ def test_float64_is_never_screened(screen):
     wide = FullGaussians(gaussians.means.double(), gaussians.precision_cholesky.double())
     assert torch.equal(wide.near_distances(x.double(), 20.0), wide.mahalanobis(x.double()))
     assert not screen
+
+
+def test_what_rounding_took_from_a_narrow_direction_is_given_back_and_no_more():
+    seed = FullGaussians.seed(torch.zeros(2, 3), torch.eye(3, dtype=torch.float64), 0)
+    sums = {"weight": torch.tensor([10.0, 10.0]).double(), "first": torch.zeros(2, 3).double()}
+    narrow, plain = torch.diag(torch.tensor([1.0, 1.0, -1e-7]).double()), torch.eye(3).double()
+    found = seed.maximise({**sums, "second": 10 * torch.stack([narrow, plain])}, Prior(plain, 0.0)).covariances()
+    torch.testing.assert_close(found[1], plain)
+    torch.testing.assert_close(found[0], narrow, rtol=0, atol=1e-5)
+    assert found[0, 2, 2] > 0
+    broken = torch.diag(torch.tensor([1.0, 1.0, -0.1]).double())
+    with pytest.raises(ValueError, match="not positive definite"):
+        seed.maximise({**sums, "second": 10 * torch.stack([broken, plain])}, Prior(plain, 0.0))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical
 
-from pace.model.inference import Weights, infer, uniform_start
+from pace.model.inference import Weights, infer, infer_alone, uniform_start
 from pace.model.objective import dirichlet_kl, expected_log_theta
 
 
@@ -65,6 +65,34 @@ def test_quick_sweeps_equal_sweeps_with_a_softmax_each(seed, scale):
     torch.testing.assert_close(posterior.phi, phi, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("updates", ["exact", "paper"])
+def test_it_does_not_matter_whether_evidence_lies_in_memory_by_patches_or_by_concepts(updates):
+    posterior, weights, log_likelihood, alpha = run(6, 4, updates)
+    by_concepts = log_likelihood.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    before, log_det = by_concepts.clone(), evidence(6)[1]
+    start = uniform_start(4, 5, 9, updates, alpha.device)
+    other = infer(by_concepts, weights, alpha, start, log_det=log_det, dim=3, max_sweeps=4, tol=0.0)
+    assert torch.equal(by_concepts, before)  # evidence is read only
+    for name in ("gamma", "phi_bar", "bound", "phi"):
+        torch.testing.assert_close(getattr(other, name), getattr(posterior, name), rtol=1e-10, atol=1e-12)
+    assert other.phi.view(4 * 9, 5).T.is_contiguous()  # and left as it lay, for the sums
+
+
+@given(seed=st.integers(0, 10_000), sweeps=st.integers(1, 6))
+@settings(max_examples=20, deadline=None)
+def test_float32_phi_is_that_of_float64_though_some_of_it_lies_below_its_range(seed, sweeps):
+    distances, log_det, attention, alpha = evidence(seed, scale=30.0)
+    start = uniform_start(4, 5, 9, "exact", alpha.device)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        weights = Weights.of(attention.to(dtype), "exact")
+        log_likelihood = weights.log_likelihood(distances.to(dtype, copy=True), log_det.to(dtype), 3)
+        found.append(infer(log_likelihood, weights, alpha, start, log_det=log_det, dim=3, max_sweeps=sweeps, tol=0.0))
+    assert (found[0].phi < torch.finfo(torch.float32).tiny).any()
+    torch.testing.assert_close(found[1].phi.double(), found[0].phi, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found[1].bound, found[0].bound, rtol=1e-5, atol=1e-4)
+
+
 def test_an_image_comes_out_the_same_alone_and_among_others():
     posterior, weights, log_likelihood, alpha = run(8, 200, tol=1e-5)
     for m in range(4):
@@ -88,3 +116,19 @@ def test_float32_survives_a_tiny_prior_and_distances_beyond_its_range():
     assert torch.isfinite(posterior.bound).all()
     assert np.allclose(posterior.phi.sum(2), 1, atol=1e-5)
     assert torch.equal(posterior.phi.argmax(2), log_likelihood.argmax(2))
+
+
+@pytest.mark.parametrize("updates", ["exact", "paper"])
+@pytest.mark.parametrize("sweeps", [3, 20, 300])
+def test_images_that_take_long_settle_where_they_would_have_with_the_others(updates, sweeps):
+    distances, log_det, attention, alpha = evidence(1, images=12, scale=0.3)
+    weights = Weights.of(attention, updates)
+    log_likelihood = weights.log_likelihood(distances, log_det, dim=3)
+    start = uniform_start(12, 5, 9, updates, distances.device)
+    options = {"log_det": log_det, "dim": 3, "max_sweeps": sweeps, "tol": 1e-6}
+    together = infer(log_likelihood, weights, alpha, start, **options)
+    apart = infer_alone(log_likelihood, weights, alpha, start, **options)
+    assert apart.sweeps == together.sweeps
+    for name in ("counts", "phi_bar", "gamma", "bound", "phi"):
+        torch.testing.assert_close(getattr(apart, name), getattr(together, name))
+    assert (apart.moving == together.moving).all()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,6 +22,8 @@ from pace.model.objective import dirichlet_kl, expected_log_theta
 
 Updates = Literal["exact", "paper"]
 Pull = Callable[[Tensor], Tensor]  # φ̄ (B, K) -> g (B, K)
+
+_FIRST_SWEEPS = 8  # after which most images have settled
 
 
 @dataclass
@@ -38,6 +41,12 @@ class Weights:
             count = share * attention.shape[1]
             return cls(count, count, None)
         return cls(share, torch.ones_like(share), share)
+
+    def of_images(self, images: Tensor) -> Weights:
+        """Those of some of the images."""
+        count = self.count[images]
+        mean = count if self.mean is self.count else self.mean[images]
+        return Weights(count, mean, None if self.temper is None else self.temper[images])
 
     def log_likelihood(self, mahalanobis: Tensor, log_det: Tensor, dim: int) -> Tensor:
         """What a token says about its concept (B, J, K); overwrites `mahalanobis`."""
@@ -64,6 +73,7 @@ class Posterior:
     bound: Tensor  # L_e by image
     phi: Tensor  # (B, J, K)
     sweeps: int
+    moving: Tensor  # (B,) images that had not settled when the sweeps ran out
 
 
 def uniform_start(
@@ -121,13 +131,14 @@ def infer(
         change = None if reference is None else field - reference
         if change is None or float(change.amax() - change.amin()) > reach:
             reference, change = field, torch.zeros_like(field)
-            logits = log_likelihood + reference[:, None].to(dtype)
-            phi = logits.softmax(2)
-            log_norm = logits.amax(2) - phi.amax(2).log()
+            phi = log_likelihood + reference[:, None].to(dtype)
+            log_norm = phi.amax(2)
+            # Not normalised yet, and nowhere so small that it would be subnormal: those are ten times as slow.
+            phi.sub_(log_norm[:, :, None]).clamp_min_(1 - 2 * reach).exp_()
         assert phi is not None
         peak = change.amax(1, keepdim=True)
         factor = (change - peak).exp().to(dtype)
-        norm = torch.bmm(phi, factor[:, :, None]).squeeze(2)
+        norm = torch.bmm(factor[:, None], phi.mT).squeeze(1)  # several times as fast as φ by a column
         sums = (torch.bmm(reduce / norm[:, None], phi) * factor[:, None]).double()
         fresh = alpha + sums[:, 0]
         moved = (fresh - gamma).abs().sum(1) / fresh.sum(1)
@@ -144,4 +155,30 @@ def infer(
     bound = (weights.mean.double() * log_norm).sum(1) + gain.sum(1) - dirichlet_kl(gamma, alpha)
     bound = bound + weights.correction(phi_bar, counts, log_det, dim)
     phi = phi.mul_(factor[:, None]).div_(norm[:, :, None])
-    return Posterior(counts, phi_bar, gamma, bound, phi, sweeps)
+    return Posterior(counts, phi_bar, gamma, bound, phi, sweeps, active)
+
+
+def infer_alone(
+    log_likelihood: Tensor,
+    weights: Weights,
+    alpha: Tensor,
+    start: tuple[Tensor, Tensor],
+    *,
+    log_det: Tensor,
+    dim: int,
+    max_sweeps: int = 100,
+    tol: float = 1e-4,
+) -> Posterior:
+    """`infer` for images that no pull ties together: the few that take long go on without the others."""
+    settle = partial(infer, log_det=log_det, dim=dim, tol=tol)
+    found = settle(log_likelihood, weights, alpha, start, max_sweeps=min(_FIRST_SWEEPS, max_sweeps))
+    rest = found.moving.nonzero().squeeze(1)
+    while len(rest) > 0 and found.sweeps < max_sweeps:
+        begin = (found.counts[rest], found.phi_bar[rest])
+        more = min(found.sweeps, max_sweeps - found.sweeps)
+        late = settle(log_likelihood[rest], weights.of_images(rest), alpha, begin, max_sweeps=more)
+        for name in ("counts", "phi_bar", "gamma", "bound", "phi", "moving"):
+            getattr(found, name)[rest] = getattr(late, name)
+        found.sweeps += late.sweeps
+        rest = rest[late.moving]
+    return found

@@ -1,4 +1,4 @@
-"""Where the concepts start: k-means++ over attention-weighted patches of a sample of the images."""
+"""Where the concepts start: k-means++ over attention-weighted patches drawn from many images."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from pace.model.learning import Concepts, Settings
 from pace.observations import Observations
 
 PATCHES_PER_CONCEPT = 200  # enough to place K centres; the epochs see every patch
-_IMAGES = 100  # at least: patches of one image are alike, so few images hold few concepts
+_TRIAL_IMAGES = 100  # at least, on which starts are compared
+_SPREAD = 4000  # images that patches are drawn from: patches of one image are alike, so few images hold few concepts
+_VALUES_AT_ONCE = 1 << 26  # read from the images
 _LLOYD_ROUNDS = 10
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some images, and their patches with positive weight, centred on their mean."""
+    """Patches of many images, with positive weight and centred on their mean, and a few whole images to try starts on."""
 
     images: np.ndarray
     patches: Tensor  # (n, d)
@@ -29,37 +31,48 @@ class Sample:
 
 
 def draw_sample(observations: Observations, n_concepts: int, settings: Settings, rng: np.random.Generator) -> Sample:
-    """Whole images, so many that they hold `PATCHES_PER_CONCEPT` patches with positive weight for every concept."""
+    """`PATCHES_PER_CONCEPT` patches for every concept, or all there are, evenly from as many images as may be."""
     order = rng.permutation(len(observations))
-    wanted = max(_IMAGES, -(-PATCHES_PER_CONCEPT * n_concepts // observations.n_tokens))
-    while True:
-        images = np.sort(order[:wanted])
-        batch = observations.batch(images, settings.device, settings.dtype)
-        weights = Weights.of(batch.attention, "exact").count.flatten()
-        counted = weights > 0
-        found = int(counted.sum())
-        if found >= PATCHES_PER_CONCEPT * n_concepts or wanted >= len(observations):
-            break
-        wanted *= 2  # tokens without attention do not count
-    if found < n_concepts:
+    wanted = PATCHES_PER_CONCEPT * n_concepts
+    few = max(_TRIAL_IMAGES, -(-wanted // observations.n_tokens))
+    spread = max(few, _SPREAD)
+    patches, weights = _draw(observations, np.sort(order[:spread]), wanted, settings, rng)
+    if len(patches) < wanted and spread < len(observations):  # tokens without attention do not count
+        patches, weights = _draw(observations, np.sort(order), wanted, settings, rng)
+    if len(patches) < n_concepts:
+        found = len(patches)
         raise ValueError(
             f"n_concepts={n_concepts} is more than the {found} patches with positive attention; use at most {found}"
         )
-    patches, weights = batch.embeddings.flatten(0, 1)[counted], weights[counted]
     offset = torch.einsum("n,nd->d", weights.double(), patches.double()) / weights.sum(dtype=torch.float64)
     offset = offset.to(settings.dtype)
-    return Sample(images, patches - offset, weights, offset)
+    return Sample(np.sort(order[:few]), patches - offset, weights, offset)
+
+
+def _draw(
+    observations: Observations, images: np.ndarray, wanted: int, settings: Settings, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """So many patches of these images, as many of each as there must be, and their weights."""
+    each = -(-wanted // len(images))
+    at_once = max(1, _VALUES_AT_ONCE // (observations.n_tokens * observations.dim))
+    patches, weights = [], []
+    for start in range(0, len(images), at_once):
+        batch = observations.batch(images[start : start + at_once], settings.device, settings.dtype)
+        weight = Weights.of(batch.attention, "exact").count
+        # Tokens in random order, those without weight last.
+        draws = torch.from_numpy(rng.random(weight.shape)).to(weight.device)
+        chosen = torch.where(weight > 0, draws, 2.0).argsort(1)[:, :each].sort(1).values
+        counted = weight.gather(1, chosen) > 0
+        rows = torch.arange(len(weight), device=weight.device)[:, None].expand_as(chosen)[counted]
+        patches.append(batch.embeddings[rows, chosen[counted]])
+        weights.append(weight[rows, chosen[counted]])
+    return torch.cat(patches), torch.cat(weights)
 
 
 def cluster(sample: Sample, n_concepts: int, seed: int) -> tuple[Tensor, float]:
     """k-means++ centres polished by a few rounds of Lloyd's algorithm, and the inertia they leave."""
-    from sklearn.cluster import kmeans_plusplus
-
     x, weights = sample.patches, sample.weights
-    centres, _ = kmeans_plusplus(
-        x.cpu().numpy(), n_concepts, sample_weight=weights.cpu().numpy().astype(np.float64), random_state=seed
-    )
-    means = torch.as_tensor(centres, device=x.device, dtype=x.dtype)
+    means = x[_spread_out(x, weights, n_concepts, np.random.default_rng(seed))]
     for _ in range(_LLOYD_ROUNDS):
         owner = torch.cdist(x, means).argmin(1)
         one_hot = torch.zeros(len(x), n_concepts, dtype=x.dtype, device=x.device)
@@ -67,6 +80,33 @@ def cluster(sample: Sample, n_concepts: int, seed: int) -> tuple[Tensor, float]:
         size = one_hot.sum(0)[:, None]
         means = torch.where(size > 0, one_hot.T @ x / size.clamp_min(1e-30), means)
     return means, float((torch.cdist(x, means).amin(1).double().square() * weights).sum())
+
+
+def _spread_out(x: Tensor, weights: Tensor, number: int, rng: np.random.Generator) -> Tensor:
+    """k-means++ (Arthur & Vassilvitskii 2007), the best of a few candidates at every step as scikit-learn has it.
+
+    Written out because scikit-learn's works on a CPU alone, where it took as long as learning did on the GPU.
+    """
+    trials = 2 + int(np.log(number))
+    squares = x.square().sum(1)
+
+    def draw(mass: Tensor, how_many: int) -> Tensor:
+        """Rows by chance, in proportion to their mass."""
+        steps = mass.double().cumsum(0)
+        places = torch.from_numpy(rng.random(how_many)).to(x.device) * steps[-1]
+        return torch.searchsorted(steps, places).clamp_max(len(x) - 1)
+
+    chosen = [draw(weights, 1)[0]]
+    nearest = (x - x[chosen[0]]).square().sum(1)
+    while len(chosen) < number:
+        candidates = draw(nearest * weights, trials)
+        distances = torch.addmm(squares[:, None] + squares[candidates], x, x[candidates].T, alpha=-2).clamp_min_(0)
+        distances = torch.minimum(distances, nearest[:, None])
+        best = (distances * weights[:, None]).sum(0).argmin()
+        chosen.append(candidates[best])
+        nearest = distances[:, best]
+        nearest[chosen[-1]] = 0  # which rounding may leave just above it
+    return torch.stack(chosen)
 
 
 def within_covariance(sample: Sample, means: Tensor) -> Tensor:

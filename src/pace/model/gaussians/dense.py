@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pace.model.gaussians.family import NOT_POSITIVE, Gaussians, Prior, Sums, slices, weighted_sums
 
+T = TypeVar("T")
+
 # Rows, columns of one concept and columns in all that are worked on together: small enough to stay in a CPU's cache, large
 # enough to fill a GPU.
 _BLOCK = {"cpu": (1024, 32, 384), "cuda": (1 << 16, 256, 512)}
 
 # The screen of `near_distances`: from how many dimensions it pays, up to which share of near entries, how far off the
-# log-density of one may be (nats), and how many rows are screened at once by device.
+# log-density of one may be (nats), and by device from how many rows it pays and how many are screened at once.
 _SCREEN_DIM, _SCREEN_SHARE, _SCREEN_ERROR = 256, 1 / 8, 2.0
-_SCREEN_ROWS = {"cpu": 4096, "cuda": 1 << 16}
+_SCREEN_ROWS = {"cpu": (8192, 4096), "cuda": (4096, 1 << 16)}
+
+_FUSED_DIM = 128  # from so many dimensions the kernels in fused.py fill their tiles
+
+# Covariances factorised together: one fills a CPU; a GPU would mostly wait between small steps.
+_FACTORED = {"cpu": 1, "cuda": 100}
+
+_WIDENED = (
+    1e-7,
+    1e-6,
+    1e-5,
+    1e-4,
+)  # of the mean variance, where rounding left a covariance that is not positive definite
 
 
 class FullGaussians(Gaussians):
@@ -37,19 +53,27 @@ class FullGaussians(Gaussians):
         return cls(means, factor.expand(len(means), -1, -1).contiguous())
 
     def mahalanobis(self, x: Tensor) -> Tensor:
-        return _triangular_distances(x, self.precision_cholesky, self._shift)
+        kernels = _kernels(x)
+        if kernels is None:
+            return _triangular_distances(x, self.precision_cholesky, self._shift)
+        common, factors = self._halves
+        out = x.new_empty(len(x), len(self.means))
+        for rows in slices(len(x), _for(_SCREEN_ROWS, x)[1]):
+            whitened = kernels.Halves.of(x[rows] @ common)
+            out[rows] = kernels.distances(whitened, factors, self._shift, precise=True)
+        return out
 
     def near_distances(self, x: Tensor, within: float) -> Tensor:
-        """All distances in bfloat16 first, where that is quick; in full precision those which that cannot rule out."""
-        rows_at_once = _SCREEN_ROWS.get(x.device.type, _SCREEN_ROWS["cuda"])
-        worthwhile = len(x) >= 2 * rows_at_once and x.shape[1] >= _SCREEN_DIM and x.dtype == torch.float32
+        """All distances in 16 bits first, where that is quick; in full precision those which that cannot rule out."""
+        least, at_once = _for(_SCREEN_ROWS, x)
+        worthwhile = len(x) >= least and x.shape[1] >= _SCREEN_DIM and x.dtype == torch.float32
         if not (worthwhile and _quick_in_bfloat16(x.device)):
             return self.mahalanobis(x)
         probe = self._near(self.mahalanobis(x[:: len(x) // 256]), within)
         if int(probe.count_nonzero()) > _SCREEN_SHARE * probe.numel():
             return self.mahalanobis(x)
         out = x.new_empty(len(x), len(self.means))
-        for rows in slices(len(x), rows_at_once):
+        for rows in slices(len(x), at_once):
             if not self._screen(x[rows], within, out[rows]):  # nor is it likely to work for the others
                 out[rows.start :] = self.mahalanobis(x[rows.start :])
                 break
@@ -60,34 +84,60 @@ class FullGaussians(Gaussians):
         return surprise <= surprise.amin(1, keepdim=True) + 2 * within
 
     def _screen(self, x: Tensor, within: float, out: Tensor) -> bool:
-        """Fill `out`, or say that bfloat16 was too far off."""
-        common, factors, shift = self._relative
-        out.copy_(_triangular_distances((x @ common).bfloat16(), factors, shift))
-        worst = x.new_zeros(())
-        for k, near in enumerate(self._near(out, within + 2 * _SCREEN_ERROR).T.contiguous()):
-            rows = near.nonzero().squeeze(1)
-            if len(rows) == 0:
-                continue
-            exact = torch.addmm(self._shift[k], x[rows], self.precision_cholesky[k], beta=-1).square_().sum(1)
-            worst = torch.maximum(worst, (out[rows, k] - exact).abs_().max())
-            out[rows, k] = exact
-        return bool(worst <= 2 * _SCREEN_ERROR)
+        """Fill `out`, or say that 16 bits were too few."""
+        kernels = _kernels(x)
+        common, factors = self._bfloat16 if kernels is None else self._halves
+        white = x @ common
+        if kernels is None:
+            out.copy_(_triangular_distances(white.bfloat16(), factors, self._shift.bfloat16()))
+        else:
+            white = kernels.Halves.of(white)
+            out.copy_(kernels.distances(white, factors, self._shift, precise=False))
+        rows, concepts, counts = _by_concept(self._near(out, within + 2 * _SCREEN_ERROR))
+        if kernels is None:
+            parts = zip(torch.split(rows, counts.tolist()), self.precision_cholesky, self._shift, strict=True)
+            exact = torch.cat([torch.addmm(s, x[some], p, beta=-1).square_().sum(1) for some, p, s in parts])
+        else:
+            exact = kernels.distances_at(white, factors, self._shift, rows, counts)
+        off = (out[rows, concepts] - exact).abs_() > 2 * _SCREEN_ERROR
+        out[rows, concepts] = exact
+        wrong = torch.unique(rows[off])  # patches far from all concepts, mostly
+        if len(wrong) > _SCREEN_SHARE * len(x):
+            return False
+        if len(wrong) > 0:
+            out[wrong] = self.mahalanobis(x[wrong])
+        return True
+
+    # x P_k = (x P̄)(P̄⁻¹ P_k) with P̄ the mean of all P_k. The right factors are triangular as well, with the identity as their
+    # mean, and x P̄ has much the same spread in every direction: few digits are then enough, which is not so for P_k if x has
+    # wide and narrow directions.
 
     @cached_property
-    def _relative(self) -> tuple[Tensor, Tensor, Tensor]:
-        """P̄, the mean of all P_k, and P̄⁻¹ P_k and the shifts in bfloat16.
+    def _common(self) -> tuple[Tensor, Tensor]:
+        """P̄ and its inverse, float64."""
+        common = self.precision_cholesky.mean(0, dtype=torch.float64)
+        return common, _inverse_of_lower(common.mT).mT
 
-        x P_k = (x P̄)(P̄⁻¹ P_k). The right factors are triangular as well, with the identity as their mean, and x P̄ has much the
-        same spread in every direction: few digits are then enough, which is not so for P_k if x has wide and narrow directions.
-        """
-        common = self.precision_cholesky.mean(0)
-        inverse = _inverse_of_lower(common.double().mT).mT.to(common.dtype)
+    @cached_property
+    def _bfloat16(self) -> tuple[Tensor, Tensor]:
+        """P̄, and P̄⁻¹ P_k in bfloat16."""
+        common, inverse = (part.to(self.means.dtype) for part in self._common)
         relative = torch.zeros_like(self.precision_cholesky, dtype=torch.bfloat16)
         for k, factor in enumerate(self.precision_cholesky):
             for columns in slices(len(factor), 128):
                 above = slice(0, columns.stop)
                 relative[k, above, columns] = inverse[above, above] @ factor[above, columns]
-        return common, relative, self._shift.bfloat16()
+        return common, relative
+
+    @cached_property
+    def _halves(self) -> tuple[Tensor, Any]:
+        """P̄, and P̄⁻¹ P_k as the kernels read them."""
+        kernels, (common, inverse) = _kernels(self.means), self._common
+        assert kernels is not None
+        some = slices(len(self.means), _for(_FACTORED, common))
+        parts = [kernels.triangles(inverse @ self.precision_cholesky[concepts].double()) for concepts in some]
+        high, low = (torch.cat(half) for half in zip(*parts, strict=True))
+        return common.to(self.means.dtype), kernels.Halves(high, low)
 
     def empty_sums(self) -> Sums:
         k, d = self.means.shape
@@ -96,40 +146,52 @@ class FullGaussians(Gaussians):
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         # Each concept's patches are centred on its present mean, since float32 products around a distant origin
         # would lose the covariance; the sums themselves are around the common origin and therefore add up.
-        for k, weights in enumerate(r.T.contiguous()):
-            rows = weights.nonzero().squeeze(1)
-            if len(rows) == 0:
-                continue
-            root = weights[rows].sqrt()
-            centred = x[rows].sub_(self.means[k]).mul_(root[:, None])
-            mean, first = self.means[k].double(), (root @ centred).double()
-            weight = root.double().square().sum()
-            sums["weight"][k] += weight
-            sums["first"][k] += first + weight * mean
-            # Σ r x xᵀ = Σ r (x-μ)(x-μ)ᵀ + f μᵀ + μ fᵀ + n μ μᵀ, with f = Σ r (x-μ)
-            half = first + weight / 2 * mean
-            sums["second"][k].add_(centred.T @ centred).addr_(half, mean).addr_(mean, half)
+        kernels = _kernels(x)
+        rows, concepts, counts = _by_concept(r != 0)
+        weights, means = r[rows, concepts], self.means.double()
+        weight = r.sum(0, dtype=torch.float64)
+        if kernels is None:
+            first = torch.zeros_like(means)
+            parts = zip(torch.split(rows, counts.tolist()), torch.split(weights, counts.tolist()), strict=True)
+            for k, (some, part) in enumerate(parts):
+                if len(some) == 0:
+                    continue
+                root = part.sqrt()
+                centred = x[some].sub_(self.means[k]).mul_(root[:, None])
+                first[k] = root @ centred
+                sums["second"][k].add_(centred.T @ centred)
+        else:
+            first = torch.mm(r.T, x).double() - weight[:, None] * means
+            kernels.add_scatter(x, self.means, rows, concepts, counts, weights, sums["second"])
+        sums["weight"].add_(weight)
+        sums["first"].add_(first + weight[:, None] * means)
+        # Σ r x xᵀ = Σ r (x-μ)(x-μ)ᵀ + f μᵀ + μ fᵀ + n μ μᵀ, with f = Σ r (x-μ)
+        half = first + weight[:, None] / 2 * means
+        sums["second"].baddbmm_(torch.stack([half, means], 2), torch.stack([means, half], 1))
 
     def maximise(self, sums: Sums, prior: Prior) -> FullGaussians:
         means = self._new_means(sums)
         factors = torch.empty_like(self.precision_cholesky)
-        for k, weight in enumerate(sums["weight"]):
-            if weight + prior.strength <= 0:
-                factors[k] = self.precision_cholesky[k]
-                continue
-            covariance = prior.strength * prior.covariance
-            if weight > 0:
-                covariance.add_(sums["second"][k]).addr_(means[k], means[k], alpha=-float(weight))
-            covariance.div_(weight + prior.strength)
-            factors[k] = _precision_cholesky(covariance).to(factors.dtype)
+        total = (sums["weight"] + prior.strength)[:, None, None]
+        for some in slices(len(means), _for(_FACTORED, means)):
+            weighted = means[some] * sums["weight"][some, None]
+            covariance = torch.baddbmm(sums["second"][some], weighted[:, :, None], means[some][:, None], alpha=-1)
+            covariance.add_(prior.covariance, alpha=prior.strength).div_(total[some])
+            known = total[some] > 0
+            if not bool(known.all()):  # neither patches nor a prior: such a concept stays as it is
+                covariance = torch.where(known, covariance, torch.eye(means.shape[1]).to(covariance))
+            fresh = _precision_cholesky(covariance).to(factors.dtype)
+            factors[some] = torch.where(known, fresh, self.precision_cholesky[some])
         return FullGaussians(means.to(self.means.dtype), factors)
 
     def log_prior(self, prior: Prior) -> float:
         if not prior.strength:
             return 0.0
         root = torch.linalg.cholesky(prior.covariance).mT.to(self.means.dtype)
-        spread = sum(float((root @ factor).square().sum()) for factor in self.precision_cholesky)
-        return -prior.strength / 2 * (float(self.log_det.double().sum()) + spread)
+        spread = self.log_det.sum(dtype=torch.float64)
+        for some in slices(len(self.means), _for(_FACTORED, root)):
+            spread = spread + (root @ self.precision_cholesky[some]).square_().sum(dtype=torch.float64)
+        return -prior.strength / 2 * float(spread)
 
     def covariances(self) -> Tensor:
         return torch.stack([_covariance(factor) for factor in self.precision_cholesky])
@@ -200,26 +262,36 @@ class TiedGaussians(Gaussians):
 
 
 def _precision_cholesky(covariance: Tensor) -> Tensor:
-    """P upper triangular with P Pᵀ = Σ⁻¹, float64; reads the lower half of Σ."""
+    """P upper triangular with P Pᵀ = Σ⁻¹, float64; reads the lower half of Σ. One matrix, or several.
+
+    Sums of float32 products can leave less than nothing of a direction that is much narrower than the others. Such a Σ is
+    widened by as little as makes it positive.
+    """
     lower, failed = torch.linalg.cholesky_ex(covariance)
-    if failed or not bool(torch.isfinite(lower[-1]).all()):
+    for least in _WIDENED if bool(failed.any()) else ():
+        ridge = torch.where(failed > 0, least * covariance.diagonal(dim1=-2, dim2=-1).mean(-1), 0.0)
+        wider = covariance + torch.diag_embed(ridge[..., None].expand(covariance.shape[:-1]))
+        lower, failed = torch.linalg.cholesky_ex(wider)
+        if not bool(failed.any()):
+            break
+    if bool(failed.any()) or not bool(torch.isfinite(lower[..., -1, :]).all()):
         raise ValueError(NOT_POSITIVE)
     return _inverse_of_lower(lower).mT.contiguous()
 
 
 def _inverse_of_lower(lower: Tensor) -> Tensor:
     """L⁻¹ by halves, which spares the products with the zeros above the diagonal."""
-    n = len(lower)
+    n = lower.shape[-1]
     if n <= 128:
         inverse: Tensor = torch.linalg.solve_triangular(
             lower, torch.eye(n, dtype=lower.dtype, device=lower.device), upper=False
         )
         return inverse
     half = n // 2
-    first, second = _inverse_of_lower(lower[:half, :half]), _inverse_of_lower(lower[half:, half:])
+    first, second = _inverse_of_lower(lower[..., :half, :half]), _inverse_of_lower(lower[..., half:, half:])
     whole = torch.zeros_like(lower)
-    whole[:half, :half], whole[half:, half:] = first, second
-    whole[half:, :half] = -second @ (lower[half:, :half] @ first)
+    whole[..., :half, :half], whole[..., half:, half:] = first, second
+    whole[..., half:, :half] = -second @ (lower[..., half:, :half] @ first)
     return whole
 
 
@@ -236,7 +308,7 @@ def _triangular_distances(x: Tensor, factors: Tensor, shifts: Tensor) -> Tensor:
     would be slow; several concepts' are taken side by side.
     """
     k, d = shifts.shape
-    height, width, together = _BLOCK.get(x.device.type, _BLOCK["cuda"])
+    height, width, together = _for(_BLOCK, x)
     total = torch.promote_types(x.dtype, torch.float32)
     out = x.new_zeros(len(x), k, dtype=total)
     for concepts in slices(k, max(1, together // min(width, d))):
@@ -252,9 +324,35 @@ def _triangular_distances(x: Tensor, factors: Tensor, shifts: Tensor) -> Tensor:
     return out
 
 
+def _by_concept(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the entries of (n, K) that are true, by column, and how many there are of each."""
+    places = chosen.T.flatten().nonzero().squeeze(1)
+    return places % len(chosen), places // len(chosen), chosen.sum(0)
+
+
+def _for(table: Mapping[str, T], tensor: Tensor) -> T:
+    return table.get(tensor.device.type, table["cuda"])
+
+
 def _quick_in_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are much quicker than in float32: on tensor cores, and CPUs with instructions for them."""
+    """Whether such products are much quicker than float32: on tensor cores, and CPUs with instructions for bfloat16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions cannot tell
     return device.type == "cpu" and bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def _kernels(x: Tensor) -> ModuleType | None:
+    """The kernels in fused.py, where they can run and pay."""
+    if (
+        x.device.type != "cuda"
+        or x.dtype != torch.float32
+        or x.shape[1] < _FUSED_DIM
+        or not _quick_in_bfloat16(x.device)
+    ):
+        return None
+    try:
+        from pace.model.gaussians import fused
+    except ImportError:  # torch comes without Triton on some platforms
+        return None
+    return fused if fused.usable(x.device) else None

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, threshold
@@ -17,7 +18,7 @@ NOT_POSITIVE = (
     "squares leave the range of dtype"
 )
 
-_SPARSE, _WIDE = 8, 512  # with one entry in so many, and so many columns, a product is quicker without the others
+_SPARSE, _WIDE = 8, 64  # with one entry in so many, and so many columns, a product is quicker without the others
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,10 @@ def slices(total: int, size: int) -> Iterator[slice]:
 def weighted_sums(r: Tensor, x: Tensor) -> Tensor:
     """rᵀ x. On a CPU, where r is mostly zero, only from the entries that are not."""
     if r.device.type == "cpu" and x.shape[1] >= _WIDE:
-        some = r[::16]
-        if int(some.count_nonzero()) * _SPARSE < some.numel():
-            n, k = r.shape
-            flat = r.T.flatten()
-            places = flat.nonzero().squeeze(1)
+        n, k = r.shape
+        flat = r.T.flatten()
+        places = torch.from_numpy(np.flatnonzero(flat.numpy() > 0))  # several times as fast as torch's own
+        if len(places) * _SPARSE < len(flat):
             starts = torch.searchsorted(places, n * torch.arange(k))
             # One bag of weighted rows for every concept: several times as fast as torch's sparse product.
             return embedding_bag(places % n, x, starts, mode="sum", per_sample_weights=flat[places])
