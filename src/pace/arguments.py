@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pace.fitting import Plan
 from pace.model.gaussians import FAMILIES
 from pace.model.learning import SMALLEST_ALPHA, Settings
 from pace.model.refining import Refinement
@@ -15,6 +17,10 @@ from pace.observations import Observations
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([kKMGT]?)i?B?")
+_AUTO_STEPS, _AUTO_IMAGES = 1000, 1000  # of refining, unless told otherwise: few images would be learned by heart
+_SHARE_OF_GPU = 0.9  # of its free memory, unless told otherwise
 
 
 def settings_of(model: PACE, observations: Observations) -> Settings:
@@ -28,12 +34,13 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
         "negatives": 2,
         "rank": 1,
         "head_steps": 0,
-        "refine": 0,
     }
     for name, lowest in least.items():
         value = getattr(model, name)
         if not isinstance(value, (int, np.integer)) or value < lowest:
             raise ValueError(f"{name}: expected a whole number of at least {lowest}; found {value!r}")
+    if model.refine != "auto" and (not isinstance(model.refine, (int, np.integer)) or model.refine < 0):
+        raise ValueError(f"refine: expected a whole number of at least 0 or 'auto'; found {model.refine!r}")
     weights = ("faithfulness_weight", "stability_weight")
     for name in ("tol", "sweep_tol", "head_rate", "learning_offset", "learning_decay", *weights):
         if not getattr(model, name) >= 0:
@@ -44,22 +51,26 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
         raise ValueError(f"updates: expected 'exact' or 'paper'; found {model.updates!r}")
     if isinstance(model.init, str) and model.init != "k-means++":
         raise ValueError(f"init: expected 'k-means++' or an array of means; found {model.init!r}")
-    if model.batch_size is not None and (not isinstance(model.batch_size, (int, np.integer)) or model.batch_size < 1):
-        raise ValueError(f"batch_size: expected a whole number of at least 1 or None; found {model.batch_size!r}")
+    for name in ("batch_size", "minibatch"):
+        value = getattr(model, name)
+        if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+            raise ValueError(f"{name}: expected a whole number of at least 1 or None; found {value!r}")
     dtype = getattr(torch, model.dtype, None) if isinstance(model.dtype, str) else model.dtype
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: expected 'float32' or 'float64'; found {model.dtype!r}")
+    device = _device(model, observations)
     return Settings(
         updates=model.updates,  # type: ignore[arg-type]
         max_sweeps=model.max_sweeps,
         sweep_tol=model.sweep_tol,
         negatives=model.negatives,
         batch_size=model.batch_size,
+        memory=memory_of(model, device),
         learn_alpha=isinstance(model.alpha, str),
         smallest_alpha=SMALLEST_ALPHA * (1 if model.updates == "exact" else 1 / observations.n_tokens),
         head_steps=model.head_steps,
         head_rate=model.head_rate,
-        device=_device(model, observations),
+        device=device,
         dtype=dtype,
     )
 
@@ -71,6 +82,62 @@ def _device(model: PACE, observations: Observations) -> torch.device:
     if given.type == "cpu" and torch.cuda.is_available():
         return torch.device("cuda")
     return given
+
+
+def memory_of(model: PACE, device: torch.device) -> int | None:
+    """The budget in bytes; where none is given, most of what a GPU has free, and none on a CPU."""
+    given = model.memory
+    if given is None:
+        if device.type != "cuda":
+            return None
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, to be used again
+        return int(_SHARE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + idle))
+    found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
+    if found:
+        size = float(found[1]) * 1000 ** " kMGT".index(found[2].replace("K", "k") or " ")
+    elif isinstance(given, (int, float, np.number)) and not isinstance(given, bool):
+        size = float(given)
+    else:
+        raise ValueError(f"memory: expected bytes, a size like '8GB' or None; found {given!r}")
+    if not 0 < size < float("inf"):
+        raise ValueError(f"memory: expected more than 0 bytes; found {given!r}")
+    return int(size)
+
+
+def plan_of(model: PACE, observations: Observations, perturbed: Observations | None, settings: Settings) -> Plan:
+    views = 1 if perturbed is None else 2
+    warm = model.warm_start and model.__sklearn_is_fitted__()
+    past = model._statistics if warm else None
+    return Plan(
+        family=model.covariance,
+        epochs=model.max_iter,
+        least_gain=model.tol * views * settings.image_weight(observations.n_tokens),
+        minibatch=model.minibatch,
+        rate=lambda step: rate_of(model, (model.n_steps_ if warm else 0) + step),
+        past=None if past is None else past.map(lambda t: t.to(settings.device)),
+        seed=model.seed,
+        refinement=refinement_of(model, observations, perturbed),
+    )
+
+
+def rate_of(model: PACE, step: int) -> float:
+    """Weight of the t-th minibatch in the running average, t = 1, 2, …"""
+    return float((model.learning_offset + step) ** -model.learning_decay)
+
+
+def plain_parameters(model: PACE) -> dict[str, Any]:
+    """The arguments as JSON knows them."""
+    return {name: _plain(value) for name, value in model.get_params().items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def alpha_of(model: PACE, observations: Observations, settings: Settings) -> Tensor:
@@ -95,15 +162,20 @@ def prior_strength_of(model: PACE, observations: Observations, settings: Setting
 
 
 def refinement_of(model: PACE, observations: Observations, perturbed: Observations | None) -> Refinement | None:
-    if not model.refine:
+    steps = model.refine
+    able = model.covariance == "tied" and model.updates == "exact"
+    if isinstance(steps, str):
+        known = able and observations.n_classes and perturbed is not None and model.minibatch is None
+        steps = _AUTO_STEPS if known and len(observations) >= _AUTO_IMAGES else 0
+    if not steps:
         return None
-    if model.covariance != "tied" or model.updates != "exact":
+    if not able:
         raise ValueError(
             f"refine: needs covariance='tied' and updates='exact'; found {model.covariance!r} and {model.updates!r}"
         )
     if not observations.n_classes and perturbed is None:
         raise ValueError("refine: needs predictions or perturbed views, which say what to refine the concepts for")
-    return Refinement(model.refine, model.faithfulness_weight, model.stability_weight)
+    return Refinement(steps, model.faithfulness_weight, model.stability_weight)
 
 
 def check_type(observations: object) -> None:

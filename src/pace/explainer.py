@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
@@ -15,18 +14,34 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
-from pace.arguments import alpha_of, check_type, prior_strength_of, refinement_of, settings_of
+from pace.arguments import (
+    alpha_of,
+    check_type,
+    plain_parameters,
+    plan_of,
+    prior_strength_of,
+    rate_of,
+    settings_of,
+)
+from pace.checkpoints import Checkpoint, likeness
+from pace.distributed import Team
 from pace.explanation import Array, Explanation
+from pace.fitting import Fitting, bound_of
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
-from pace.model.objective import Bound
 from pace.model.refining import IMAGES as REFINING_IMAGES
-from pace.model.refining import refine
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
 from pace.model.statistics import Statistics
 from pace.observations import Observations
 from pace.progress import progress
 
+_NO_MATTER = (
+    "batch_size",
+    "memory",
+    "device",
+    "distributed",
+    "progress",
+)  # parameters that change no more than rounding
 _TRIAL_EPOCHS = 3  # epochs on the sample by which restarts are compared
 
 
@@ -65,15 +80,16 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Sweeps over φ and γ of an image at most, and the relative change of γ below which to stop.
     negatives : int
         Images in a group; in L_s the others of its group are an image's negatives.
-    refine : int
+    refine : int or "auto"
         Steps of 64 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
-        Needs "tied" covariances, the exact rules, and predictions or perturbed views.
+        Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
+        there and at least 1000 images, which are not learned from in minibatches; else 0.
     faithfulness_weight, stability_weight : float
         What these count for then, in dimensions of a patch.
     head_steps, head_rate : int, float
         Adam's steps for H and β in an epoch, and their size.
     learning_offset, learning_decay : float
-        `partial_fit` gives its t-th batch the weight (offset + t) ** -decay.
+        `partial_fit`, and `fit` in minibatches, give the t-th batch the weight (offset + t) ** -decay.
     batch_size : int or None
         Images worked on at once, with pairs at least `negatives`; changes memory and speed only. None chooses by the
         number of tokens.
@@ -81,6 +97,16 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The same seed and input give bitwise the same result on a CPU.
     device, dtype : str or None, str
         None is the device of the embeddings if that is a GPU, else a GPU if there is one, else the CPU.
+    minibatch : int or None
+        Images after which `fit` learns the concepts anew (online variational Bayes): nothing is kept of an image, so
+        memory does not grow with their number (docs/scaling.md). None learns after every pass over all of them.
+    memory : int, str or None
+        Budget on the device, in bytes or like "8GB", from which `batch_size` follows; embeddings that fit as well are
+        kept there. None is most of what a GPU has free, and no limit on a CPU. Where memory runs out, batches are halved.
+    distributed : bool
+        Share the images out over the processes of torch.distributed, which all call `fit` (docs/scaling.md).
+    warm_start : bool
+        `fit` begins with the concepts that were learned before, if there are any.
     progress : bool or None
         Show a progress bar; None shows it on a terminal when the work takes longer than a second.
     """
@@ -101,7 +127,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         max_sweeps: int = 100,
         sweep_tol: float = 1e-4,
         negatives: int = 64,
-        refine: int = 0,
+        refine: int | str = "auto",
         faithfulness_weight: float = 0.3,
         stability_weight: float = 0.3,
         head_steps: int = 100,
@@ -112,6 +138,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         seed: int = 0,
         device: Any = None,
         dtype: Any = "float32",
+        minibatch: int | None = None,
+        memory: int | str | None = None,
+        distributed: bool = False,
+        warm_start: bool = False,
         progress: bool | None = None,
     ):
         self.n_concepts = n_concepts
@@ -138,62 +168,63 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.device = device
         self.dtype = dtype
+        self.minibatch = minibatch
+        self.memory = memory
+        self.distributed = distributed
+        self.warm_start = warm_start
         self.progress = progress
 
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
+    n_steps_: int
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def fit(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> PACE:
+    def fit(
+        self,
+        observations: Observations,
+        y: object = None,
+        *,
+        perturbed: Observations | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: float = 60.0,
+    ) -> PACE:
         """Learn the concepts. Ctrl-C keeps the last full epoch and leaves a usable model.
 
         With the exact rules the bound rises with every epoch, from six tokens an image up.
+
+        `checkpoint` is a folder for how far the fit has come, written at most every `checkpoint_every` seconds. A fit of
+        the same data with the same parameters goes on from what it finds there, to the same bits on a CPU. When it is
+        done, the folder is gone.
         """
         settings = settings_of(self, observations)
         _check_pair(observations, perturbed)
-        views = 1 if perturbed is None else 2
-        least_gain = self.tol * views * settings.image_weight(observations.n_tokens)
-        statistics: Statistics | None = None
-        bounds: list[Bound] = []
-        converged = interrupted = False
-        refinement = refinement_of(self, observations, perturbed)
-        refined = np.empty((0, 3))
-        epochs = self.max_iter + (2 if refinement else 1)
-        work = epochs * len(observations) + self.refine * REFINING_IMAGES
-        with progress("learning concepts", work, self.progress) as advance:
+        plan = plan_of(self, observations, perturbed, settings)
+        team = Team.of_all(settings.device) if self.distributed else Team()
+        about = self._about(observations, perturbed) if checkpoint is not None or team.size > 1 else {}
+        team.refuse_unlike(about)
+        keeper = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_every, about, team)
+        epochs = self.max_iter + (2 if plan.refinement else 1)
+        steps = plan.refinement.steps if plan.refinement else 0
+        work = epochs * len(observations) + steps * REFINING_IMAGES
+        with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
             starting = partial(advance, 0, "finding where to start")
-            concepts, prior, interrupted = self._start(observations, perturbed, settings, lambda images: starting())
-            advance(len(observations))
-            memory = Memory(views, len(observations), self.n_concepts, observations.n_tokens, settings)
-            try:
-                while len(bounds) < self.max_iter and not converged and not interrupted:
-                    note = f"epoch {len(bounds) + 1}" + (f", bound {bounds[-1].total:.2f}" if bounds else "")
-                    report = partial(advance, note=note)
-                    fresh = pass_over(observations, perturbed, concepts, settings, memory, report)
-                    bound = _bound(fresh, concepts, prior)
-                    concepts, statistics = update(concepts, fresh, prior, settings), fresh
-                    bounds.append(bound)
-                    converged = len(bounds) > 1 and abs(bound.total - bounds[-2].total) < least_gain
-                if refinement and not interrupted:
-                    report = partial(advance, note="refining")
-                    better, refined = refine(observations, perturbed, concepts, settings, refinement, self.seed, report)
-                    fresh = pass_over(observations, perturbed, better, settings, memory, report)
-                    heads = update(better, fresh, prior, settings)
-                    concepts, statistics = replace(heads, gaussians=better.gaussians), fresh
-            except KeyboardInterrupt:
-                interrupted = True
+            fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance)
+            course = fitting.run(lambda: self._start(observations, perturbed, settings, lambda images: starting()))
         # Only now does the model change, so that a fit that fails leaves the one before it.
-        self._concepts, self._prior, self._statistics = concepts, prior, statistics
-        self.lower_bounds_, self.n_iter_, self.n_steps_ = bounds, len(bounds), 0
-        self.converged_, self.interrupted_, self.refinement_ = converged, interrupted, refined
+        self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
+        before = self.n_steps_ if plan.past is not None and self.minibatch is not None else 0
+        self.lower_bounds_, self.n_iter_, self.n_steps_ = course.bounds, len(course.bounds), before + course.steps
+        self.converged_, self.interrupted_ = course.converged, course.interrupted
+        self.refinement_ = course.refinement
         self._describe(observations, settings)
-        if interrupted:
-            usable = "the model is usable" if bounds else "the concepts are where learning would have started"
-            message = f"interrupted after {self.n_iter_} epochs; {usable}"
+        unit = "epochs" if self.minibatch is None else "minibatches"
+        if course.interrupted:
+            usable = "the model is usable" if course.bounds else "the concepts are where learning would have started"
+            message = f"interrupted after {self.n_iter_} {unit}; {usable}"
             warnings.warn(message, ConvergenceWarning, stacklevel=2)
-        elif not converged:
+        elif not course.converged:
             message = f"the bound still rises after {self.max_iter} epochs; raise max_iter or tol"
             warnings.warn(message, ConvergenceWarning, stacklevel=2)
         return self
@@ -218,16 +249,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             concepts, prior, _ = self._start(observations, perturbed, settings)
             past, steps, bounds = None, 0, []
         fresh = pass_over(observations, perturbed, concepts, settings)
-        bound = _bound(fresh, concepts, prior)
+        bound = bound_of(fresh, concepts, prior, float(fresh.images))
         total, steps = fresh, steps + 1
         if past is not None:
             past = past.map(lambda t: t.to(settings.device))
-            rate = (self.learning_offset + steps) ** -self.learning_decay
-            # Averages over images, scaled as if every image so far had left them: the prior's share shrinks as images come.
-            seen = past.images + fresh.images
-            old, new = (1 - rate) * seen / past.images, rate * seen / fresh.images
-            total = past.map(lambda t: t * old) + fresh.map(lambda t: t * new)
-        self._concepts, self._prior = update(concepts, total, prior, settings, local=fresh), prior
+            total = past.blended(fresh, rate_of(self, steps))
+        self._concepts, self._prior = update(concepts, total, prior, settings), prior
         self._statistics, self.lower_bounds_ = total, [*bounds, bound]
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
         self.converged_, self.interrupted_, self.refinement_ = False, False, np.empty((0, 3))
@@ -245,6 +272,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
         """
+        if self.warm_start and self.__sklearn_is_fitted__():
+            self._check_fits(observations)
+            self._check_unchanged()
+            concepts = self._concepts.to(settings.device, settings.dtype)
+            return concepts, Prior(self._prior.covariance.to(settings.device), self._prior.strength), False
         rng = np.random.default_rng(self.seed)
         sample = draw_sample(observations, self.n_concepts, settings, rng)
         if isinstance(self.init, str):
@@ -284,9 +316,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> float:
         some = observations[sample.images]
         pair = None if perturbed is None else perturbed[sample.images]
+        memory = Memory(1 if pair is None else 2, len(some), len(start), some.n_tokens, settings)
         for _ in range(_TRIAL_EPOCHS):
-            statistics = pass_over(some, pair, start, settings, None, report)
-            bound = _bound(statistics, start, prior).total
+            statistics = pass_over(some, pair, start, settings, memory, report)
+            bound = bound_of(statistics, start, prior, float(statistics.images)).total
             start = update(start, statistics, prior, settings)
         return bound
 
@@ -308,13 +341,16 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         phi = np.empty((len(observations), observations.n_tokens, len(self._concepts)), kind) if patches else None
         concepts = self._fitted().to(settings.device, settings.dtype)
         with progress("explaining", len(observations), self.progress) as advance:
-            size = settings.images_per_batch(observations.n_tokens, 1, concepts.gaussians)
-            for images, batch in observations.batches(size, settings.device, settings.dtype):
+
+            def explain_some(first: int, last: int) -> None:
+                batch = observations.batch(slice(first, last), settings.device, settings.dtype)
                 posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions)
-                gamma[images] = posterior.gamma.cpu().numpy()
+                gamma[first:last] = posterior.gamma.cpu().numpy()
                 if phi is not None:
-                    phi[images] = posterior.phi.cpu().numpy()
-                advance(images.stop - images.start)
+                    phi[first:last] = posterior.phi.cpu().numpy()
+                advance(last - first)
+
+            settings.chunk(observations, None, concepts.gaussians).through(0, len(observations), explain_some)
         theta = gamma / gamma.sum(1, keepdims=True)
         return Explanation(theta.astype(kind), gamma.astype(kind), phi, observations.grid, observations.prefix_tokens)
 
@@ -447,17 +483,17 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             if getattr(self, name) != value:
                 raise ValueError(f"{name}: this model was fitted with {value!r}; clone it to learn with another")
 
+    def _about(self, observations: Observations, perturbed: Observations | None) -> dict[str, Any]:
+        """What a fit is of: its data, and the parameters that decide what comes out."""
+        parameters = {name: value for name, value in plain_parameters(self).items() if name not in _NO_MATTER}
+        return {"observations": likeness(observations), "perturbed": likeness(perturbed), **parameters}
+
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
         weight = None if self._statistics is None else self._statistics.moments["weight"]
         self.concept_weights_ = np.full(self.n_concepts, np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_ = observations.dim
-
-
-def _bound(statistics: Statistics, concepts: Concepts, prior: Prior) -> Bound:
-    embedding, faithful, stable = (statistics.bound / statistics.images).tolist()
-    return Bound(embedding + concepts.gaussians.log_prior(prior) / float(statistics.images), faithful, stable)
 
 
 def _check_pair(observations: Observations, perturbed: Observations | None) -> None:

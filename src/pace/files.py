@@ -7,22 +7,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from pace import __version__
+from pace.arguments import plain_parameters
 from pace.atomic import write_atomically
 from pace.explainer import PACE
-from pace.model.gaussians import FAMILIES, Prior
-from pace.model.learning import Concepts
+from pace.model.gaussians import Prior
+from pace.model.learning import Concepts, under
 from pace.model.objective import Bound
 from pace.model.statistics import Statistics
 
 FORMAT = "pace-model-1"
-_CONCEPTS = ("offset", "alpha", "label_head", "pair_weights")
 
 
 def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None:
@@ -30,8 +29,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
     concepts, prior = model._concepts, model._prior
-    tensors: dict[str, Tensor] = {f"gaussians.{name}": t for name, t in concepts.gaussians.tensors().items()}
-    tensors |= {name: getattr(concepts, name) for name in _CONCEPTS}
+    tensors = concepts.tensors()
     tensors["prior_covariance"] = prior.covariance
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
     tensors["refinement"] = torch.from_numpy(model.refinement_)
@@ -41,7 +39,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     header = {
         "format": FORMAT,
         "version": __version__,
-        "parameters": {name: _plain(value) for name, value in model.get_params().items()},
+        "parameters": plain_parameters(model),
         "covariance": concepts.gaussians.name,
         "updates": model.updates_,
         "prior_strength": prior.strength,
@@ -76,30 +74,15 @@ def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor
     if not all(bool(torch.isfinite(tensor).all()) for name, tensor in tensors.items() if name != "concept_weights"):
         raise TypeError("a number in it is not finite")
     model = kind(**header["parameters"])
-    gaussians = FAMILIES[header["covariance"]].from_tensors(_under("gaussians.", tensors))
     model.updates_ = header["updates"]
-    model._concepts = Concepts(gaussians, **{name: tensors[name] for name in _CONCEPTS})
+    model._concepts = Concepts.from_tensors(header["covariance"], tensors)
     model._prior = Prior(tensors["prior_covariance"], header["prior_strength"])
-    statistics = _under("statistics.", tensors)
+    statistics = under("statistics.", tensors)
     model._statistics = Statistics.from_tensors(statistics) if statistics else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()
     model.concept_weights_ = tensors["concept_weights"].numpy()
     model.n_iter_, model.n_steps_ = len(model.lower_bounds_), header["n_steps"]
     model.converged_, model.interrupted_ = header["converged"], header["interrupted"]
-    model.n_features_in_ = gaussians.means.shape[1]
+    model.n_features_in_ = model._concepts.gaussians.means.shape[1]
     return model
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (torch.dtype, torch.device)):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -139,7 +139,7 @@ def test_ctrl_c_is_one_line_and_130(pace: Pace, tmp_path: Path, monkeypatch: pyt
 def test_ctrl_c_while_learning_keeps_what_was_learned(
     pace: Pace, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from pace import explainer
+    from pace.fitting import Fitting
 
     passes = []
 
@@ -149,8 +149,8 @@ def test_ctrl_c_while_learning_keeps_what_was_learned(
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    original = explainer.pass_over
-    monkeypatch.setattr(explainer, "pass_over", second_pass_is_interrupted)
+    original = Fitting._pass
+    monkeypatch.setattr(Fitting, "_pass", second_pass_is_interrupted)
     outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--out", tmp_path / "run")
     monkeypatch.undo()
     assert outcome.code == 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,7 +240,7 @@ def test_a_fit_stopped_before_its_first_epoch_leaves_nothing_to_use(elsewhere: P
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pace.explainer.pass_over", stop)
+    monkeypatch.setattr("pace.fitting.Fitting._pass", stop)
     outcome = invoke("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--out", "stopped")
     assert outcome.code == 130
     assert "nothing was learned" in outcome.err
@@ -248,17 +249,17 @@ def test_a_fit_stopped_before_its_first_epoch_leaves_nothing_to_use(elsewhere: P
 
 
 def test_a_fit_that_was_stopped_later_is_used_with_a_warning(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
-    import pace.explainer as library
+    from pace.fitting import Fitting
 
-    own, passes = library.pass_over, []
+    own, passes = Fitting._pass, []
 
-    def stop(*args: object) -> object:
+    def stop(*args: Any) -> object:
         passes.append(1)
         if len(passes) > 2:
             raise KeyboardInterrupt
-        return own(*args)  # type: ignore[arg-type]
+        return own(*args)
 
-    monkeypatch.setattr("pace.explainer.pass_over", stop)
+    monkeypatch.setattr("pace.fitting.Fitting._pass", stop)
     fit = ("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--out", "stopped")
     assert invoke(*fit).code == 130
     outcome = invoke("explain", "shop/flat/0.png", "--run", "stopped")

@@ -54,11 +54,26 @@ def look(
     else:
         folder = None if store is None else store.file(ORIGINAL)
         views = Views(observe(subject.backbone, images, batch_size=batch_size, store=folder), None)
+    return _with_predictions(views)
+
+
+def look_later(subject: Subject, images: ImageSet, *, pairs: bool, seed: int, batch_size: int, keep: bool) -> Views:
+    """Observe the images when they are needed, again and again unless `keep` keeps what was seen."""
+    from pace.streaming import stream, stream_pair
+
+    if pairs:
+        views = Views(*stream_pair(subject.backbone, images, seed=seed, batch_size=batch_size, keep=keep))
+    else:
+        views = Views(stream(subject.backbone, images, batch_size=batch_size, keep=keep), None)
+    return _with_predictions(views)
+
+
+def _with_predictions(views: Views) -> Views:
     if not views.observations.n_classes:
         warnings.warn(
             "this model has no classifier, so there are no predictions to be faithful to; "
             "--probe fits one on the labels, `pace finetune` trains one",
-            stacklevel=2,
+            stacklevel=3,
         )
     return views
 

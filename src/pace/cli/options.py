@@ -13,6 +13,7 @@ from pace.cli.errors import Problem
 from pace.cli.runs import DATASETS, read_record
 
 _MODEL, _IMAGES, _RUN = "Model", "Images", "Run"  # headings of --help
+SCALE = "More data than memory"
 
 
 class Covariance(StrEnum):

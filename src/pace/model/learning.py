@@ -7,16 +7,18 @@ form, α by a fixed point, and H and β by Adam on a quadratic that lies below t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.model.gaussians import Gaussians, Prior
-from pace.model.inference import Posterior, Updates, Weights, furthest_plausible, infer, uniform_start
+from pace.model.feeding import Chunk, Feed, Images, Part, Visits
+from pace.model.gaussians import FAMILIES, Gaussians, Prior
+from pace.model.inference import Posterior, Updates, Weights, furthest_plausible, infer, infer_alone, uniform_start
 from pace.model.objective import (
     Groups,
     expected_log_theta,
@@ -28,9 +30,14 @@ from pace.model.objective import (
 from pace.model.statistics import Statistics
 from pace.observations import Batch, Observations
 
-Images = slice | npt.NDArray[np.int64]
+Report = Callable[[int], object]  # told how many images more are done
 
 SMALLEST_ALPHA = 1e-3  # of a patch
+SWEEPS_AN_EPOCH = 4  # over images that are remembered
+
+_BESIDE_GAUSSIANS = ("offset", "alpha", "label_head", "pair_weights")  # of Concepts
+_MEAN, _SQUARE = 0.9, 0.999  # Adam's β₁ and β₂
+_COPIES = 8  # of the Gaussians that learning holds: their statistics in float64, those of a batch, the next Gaussians
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,17 @@ class Concepts:
 
     def __len__(self) -> int:
         return len(self.alpha)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Flat, for files and for communication."""
+        gaussians = {f"gaussians.{name}": tensor for name, tensor in self.gaussians.tensors().items()}
+        return gaussians | {name: getattr(self, name) for name in _BESIDE_GAUSSIANS}
+
+    @classmethod
+    def from_tensors(cls, family: str, tensors: dict[str, Tensor]) -> Concepts:
+        """Concepts of that covariance family; tensors of other names are left alone."""
+        gaussians = FAMILIES[family].from_tensors(under("gaussians.", tensors))
+        return cls(gaussians, **{name: tensors[name] for name in _BESIDE_GAUSSIANS})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Concepts:
         gaussians = {name: tensor.to(device, dtype) for name, tensor in self.gaussians.tensors().items()}
@@ -66,6 +84,7 @@ class Settings:
     sweep_tol: float
     negatives: int
     batch_size: int | None
+    memory: int | None  # bytes on the device
     learn_alpha: bool
     smallest_alpha: float
     head_steps: int
@@ -78,7 +97,29 @@ class Settings:
         return n_tokens if self.updates == "exact" else 1
 
     def images_per_batch(self, n_tokens: int, views: int, gaussians: Gaussians) -> int:
-        return self.batch_size or max(1, gaussians.tokens_at_once() // (n_tokens * views))
+        if self.batch_size:
+            return self.batch_size
+        tokens = gaussians.tokens_at_once()
+        if self.memory is not None:
+            tokens = min(tokens, self.working_memory(gaussians) // 2 // _bytes_per_token(gaussians))
+        return max(1, tokens // (n_tokens * views))
+
+    def working_memory(self, gaussians: Gaussians) -> int:
+        """What the budget leaves beside the concepts and their statistics: half of it for a batch, half for embeddings."""
+        assert self.memory is not None
+        taken = _COPIES * sum(tensor.nbytes for tensor in gaussians.tensors().values())
+        if taken >= self.memory:
+            raise ValueError(
+                f"memory: {len(gaussians.means)} {gaussians.name} concepts in {gaussians.means.shape[1]} dimensions take "
+                f"about {taken / 1e9:.3g} GB to learn; found {self.memory / 1e9:.3g} GB"
+            )
+        return self.memory - taken
+
+    def chunk(self, observations: Observations, perturbed: Observations | None, gaussians: Gaussians) -> Chunk:
+        """As many units as there is room for, and no more than there are."""
+        views, unit = (1, 1) if perturbed is None else (2, self.negatives)
+        images = min(self.images_per_batch(observations.n_tokens, views, gaussians), len(observations) + unit - 1)
+        return Chunk(max(1, images // unit))
 
 
 class Memory:
@@ -86,15 +127,67 @@ class Memory:
 
     def __init__(self, views: int, n_images: int, n_concepts: int, n_tokens: int, settings: Settings):
         counts, phi_bar = uniform_start(views * n_images, n_concepts, n_tokens, settings.updates, settings.device)
-        self._state = torch.stack([counts, phi_bar]).to(settings.dtype).view(2, views, n_images, n_concepts)
+        self.state = torch.stack([counts, phi_bar]).to(settings.dtype).view(2, views, n_images, n_concepts)
 
     def recall(self, images: Images) -> tuple[Tensor, Tensor]:
-        counts, phi_bar = self._state[:, :, images].flatten(1, 2).double()
+        counts, phi_bar = self.state[:, :, images].flatten(1, 2).double()
         return counts, phi_bar
 
     def keep(self, images: Images, posterior: Posterior) -> None:
-        for place, value in zip(self._state, (posterior.counts, posterior.phi_bar), strict=True):
+        for place, value in zip(self.state, (posterior.counts, posterior.phi_bar), strict=True):
             place[:, images] = value.view(len(place), -1, value.shape[1]).to(place.dtype)
+
+
+class Expectation:
+    """The E-step: φ and γ of images, and the statistics they leave. Holds the room it works in."""
+
+    def __init__(self, feed: Feed, concepts: Concepts, settings: Settings, chunk: Chunk):
+        self._feed, self._concepts, self._settings, self._chunk = feed, concepts, settings, chunk
+        # Images that go on where they were need not settle in every epoch: with few sweeps learning is several times as
+        # quick, and ends higher, since images commit themselves less to the concepts of the first epochs. The printed rules
+        # sweep until all have settled.
+        few = SWEEPS_AN_EPOCH if settings.updates == "exact" else settings.max_sweeps
+        self._brief = replace(settings, max_sweeps=min(settings.max_sweeps, few))
+        self._fresh = self.no_statistics()
+        self._features: Tensor | None = None
+
+    def no_statistics(self) -> Statistics:
+        return Statistics.zeros(self._concepts.gaussians.empty_sums(), self._concepts.label_head.shape[1])
+
+    def add(
+        self,
+        visits: Visits,
+        done: int,
+        until: int,
+        total: Statistics,
+        memory: Memory | None = None,
+        report: Report = lambda images: None,
+        chosen: npt.NDArray[np.int64] | None = None,  # the images that are visited, where these are not all
+        upcoming: Images | None = None,  # those that will be visited next
+    ) -> None:
+        """Add units done … until - 1 to the total, chunk by chunk, each of them whole or, on an error, not at all."""
+
+        def wanted(part: Part) -> Images:
+            images = part.places if self._feed.local else part.images
+            return images if chosen is None else chosen[images]
+
+        def work(first: int, last: int) -> None:
+            part, following = visits.part(first, last), upcoming
+            if last < len(visits):
+                following = wanted(visits.part(last, min(last + self._chunk.units, len(visits))))
+            batches = self._feed.load(wanted(part), following)
+            start = None if memory is None else memory.recall(part.places)
+            groups = None if visits.negatives is None else Groups(part.sizes, self._settings.device)
+            self._fresh.zero_()
+            room, self._features = self._features, None
+            settings = self._settings if memory is None else self._brief
+            posterior, self._features = _expect(batches, groups, self._concepts, settings, start, self._fresh, room)
+            if memory is not None:
+                memory.keep(part.places, posterior)
+            total.add_(self._fresh)
+            report(sum(part.sizes))
+
+        self._chunk.through(done, until, work)
 
 
 def pass_over(
@@ -103,24 +196,15 @@ def pass_over(
     concepts: Concepts,
     settings: Settings,
     memory: Memory | None = None,
-    report: Callable[[int], object] = lambda images: None,
+    report: Report = lambda images: None,
 ) -> Statistics:
-    """The E-step for all images: φ and γ of each, and the statistics they leave."""
+    """The E-step for all images, in one process."""
+    visits = Visits(len(observations), None if perturbed is None else settings.negatives)
     views = [observations] if perturbed is None else [observations, perturbed]
-    total = Statistics.zeros(concepts.gaussians.empty_sums(), concepts.label_head.shape[1])
-    at_once = settings.images_per_batch(observations.n_tokens, len(views), concepts.gaussians)
-    plan = plain_batches(len(observations), at_once)
-    if perturbed is not None:
-        plan = grouped_batches(len(observations), settings.negatives, at_once)
-    features = None
-    for images, sizes in plan:
-        batches = [view.batch(images, settings.device, settings.dtype) for view in views]
-        start = None if memory is None else memory.recall(images)
-        groups = None if perturbed is None else Groups(sizes, settings.device)
-        posterior, features = _expect(batches, groups, concepts, settings, start, total, features)
-        if memory is not None:
-            memory.keep(images, posterior)
-        report(sum(sizes))
+    with Feed(views, settings.device, settings.dtype) as feed:
+        expectation = Expectation(feed, concepts, settings, settings.chunk(observations, perturbed, concepts.gaussians))
+        total = expectation.no_statistics()
+        expectation.add(visits, 0, len(visits), total, memory, report)
     return total
 
 
@@ -136,19 +220,17 @@ def explain_batch(batch: Batch, concepts: Concepts, settings: Settings, *, use_p
     return _infer(log_likelihood, weights, concepts, settings, None, None if predictions is None else pull)
 
 
-def update(
-    concepts: Concepts, statistics: Statistics, prior: Prior, settings: Settings, local: Statistics | None = None
-) -> Concepts:
-    """The M-step. `local` gives the heads' gradients when they should come from fewer images than the rest."""
-    heads = local or statistics
+def update(concepts: Concepts, statistics: Statistics, prior: Prior, settings: Settings) -> Concepts:
+    """The M-step."""
     label_head, pair_weights = concepts.label_head, concepts.pair_weights
     if label_head.shape[1] > 1:
         label_head = _ascend(
-            label_head, heads.head_gradient, heads.head_curvature, (-1.0, 1.0), settings.head_steps, settings.head_rate
-        )
-    if heads.views > heads.images:
+            label_head, statistics.head_slope, statistics.head_curvature,
+            (-1.0, 1.0), settings.head_steps, settings.head_rate,
+        )  # fmt: skip
+    if statistics.views > statistics.images:
         pair_weights = _ascend(
-            pair_weights[:, None], heads.pair_gradient[:, None], heads.pair_curvature,
+            pair_weights[:, None], statistics.pair_slope[:, None], statistics.pair_curvature,
             (0.0, 1.0), settings.head_steps, settings.head_rate,
         ).squeeze(1)  # fmt: skip
     alpha = concepts.alpha
@@ -156,26 +238,6 @@ def update(
         alpha = fit_dirichlet(alpha, statistics.log_theta / statistics.views, settings.smallest_alpha)
     gaussians = concepts.gaussians.maximise(statistics.moments, prior)
     return replace(concepts, gaussians=gaussians, alpha=alpha, label_head=label_head, pair_weights=pair_weights)
-
-
-def plain_batches(n_images: int, at_once: int) -> Iterator[tuple[Images, list[int]]]:
-    """All images in order; without pairs there are no negatives, and an image needs no company."""
-    for start in range(0, n_images, at_once):
-        stop = min(start + at_once, n_images)
-        yield slice(start, stop), [stop - start]
-
-
-def grouped_batches(n_images: int, negatives: int, at_once: int) -> Iterator[tuple[Images, list[int]]]:
-    """Whole groups of mutual negatives, as many at once as fit, and their sizes.
-
-    Group g of G holds images g, g + G, g + 2G, …: datasets come sorted by class, and negatives should not all be of one.
-    Which images share a group depends on their order and on `negatives`, not on what is worked on at once.
-    """
-    n_groups = -(-n_images // negatives)
-    together = max(1, at_once // negatives)
-    for first in range(0, n_groups, together):
-        members = [np.arange(g, n_images, n_groups) for g in range(first, min(first + together, n_groups))]
-        yield np.concatenate(members), [len(m) for m in members]
 
 
 def _evidence(
@@ -203,14 +265,14 @@ def _infer(
     pull: Callable[[Tensor], Tensor] | None,
 ) -> Posterior:
     n_images, n_tokens, n_concepts = log_likelihood.shape
-    return infer(
+    work = infer_alone if pull is None else partial(infer, pull=pull)
+    return work(
         log_likelihood,
         weights,
         concepts.alpha,
         start or uniform_start(n_images, n_concepts, n_tokens, settings.updates, log_likelihood.device),
         log_det=concepts.gaussians.log_det,
         dim=concepts.gaussians.means.shape[1],
-        pull=pull,
         max_sweeps=settings.max_sweeps,
         tol=settings.sweep_tol,
     )
@@ -257,21 +319,37 @@ def _expect(
     original = posterior.phi_bar[:images]
     if predictions is not None:
         total.bound[1] += faithfulness(original, predictions, head).sum()
-        total.head_gradient += faithfulness_gradients(original, predictions, head)[1]
         # ∂²log Σ_n exp s_n ≤ max_n p_n, and inside the boxes no p_n exceeds e² / (e² + N - 1); nor is it ever above ½.
         steepest = min(0.5, math.e**2 / (math.e**2 + head.shape[1] - 1))
-        total.head_curvature += steepest * original.T @ original
+        curvature = steepest * original.T @ original
+        total.head_curvature += curvature
+        total.head_slope += faithfulness_gradients(original, predictions, head)[1] + curvature @ head
     if groups is not None:
         other = posterior.phi_bar[images:]
         total.bound[2] += stability(original, other, beta, groups).sum()
-        total.pair_gradient += stability_gradients(original, other, beta, groups, own_term_only=True)[2]
         tidy = groups.padded(original)
+        curvature = torch.zeros_like(total.pair_curvature)
         for size, outer in zip(groups.sizes, tidy.mT @ tidy, strict=True):
             if size > 1:  # likewise: scores lie in [0, 1], so no share exceeds e / (e + F - 1)
-                total.pair_curvature += math.e / (math.e + size - 2) * outer.square()
+                curvature += math.e / (math.e + size - 2) * outer.square()
+        total.pair_curvature += curvature
+        gradient = stability_gradients(original, other, beta, groups, own_term_only=True)[2]
+        total.pair_slope += gradient + curvature @ beta
     r = posterior.phi.mul_(weights.count[:, :, None])  # φ is not needed again
     concepts.gaussians.accumulate(x, r.view(len(x), -1), total.moments)
     return posterior, x
+
+
+def _bytes_per_token(gaussians: Gaussians) -> int:
+    """What a patch takes while it is worked on: about four times its embedding, five of its φ, and factors if there are any."""
+    k, d = gaussians.means.shape
+    rank = getattr(gaussians, "factors", gaussians.means[:, :, None][:, :, :0]).shape[2]
+    return (4 * d + (5 + 2 * rank) * k) * gaussians.means.element_size()
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that beginning."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def distributions(predictions: Tensor) -> Tensor:
@@ -281,25 +359,28 @@ def distributions(predictions: Tensor) -> Tensor:
 
 
 def _ascend(
-    start: Tensor, gradient: Tensor, curvature: Tensor, box: tuple[float, float], steps: int, rate: float
+    start: Tensor, slope_at_zero: Tensor, curvature: Tensor, box: tuple[float, float], steps: int, rate: float
 ) -> Tensor:
-    """Adam, inside a box, on Q(x) = ⟨gradient, x - start⟩ - ½⟨x - start, curvature (x - start)⟩.
+    """Adam, inside a box, on Q(x) = ⟨slope, x⟩ - ½⟨x, curvature x⟩.
 
-    The bound never lies below Q and equals it at the start, so the best point that Adam passes cannot lower the bound.
+    The bound never lies below Q, but for a constant, and touches it at the start, so the best point that Adam passes cannot
+    lower the bound.
     """
-    point = start.clone().requires_grad_(True)
-    optimiser = torch.optim.Adam([point], lr=rate, maximize=True)
-    slope = gradient
-    best, best_value = start, 0.0
-    for _ in range(steps):
-        point.grad = slope
-        optimiser.step()
-        point.data.clamp_(*box)
-        move = point.detach() - start
+    gradient = slope_at_zero - curvature @ start
+    point, slope = start, gradient
+    best, best_value = start, start.new_zeros(())
+    # By hand: torch.optim is the same, and takes seconds to import what it needs.
+    mean, square = torch.zeros_like(start), torch.zeros_like(start)
+    for step in range(1, steps + 1):
+        mean = _MEAN * mean + (1 - _MEAN) * slope
+        square = _SQUARE * square + (1 - _SQUARE) * slope.square()
+        size = (square / (1 - _SQUARE**step)).sqrt() + 1e-8
+        point = (point + rate / (1 - _MEAN**step) * mean / size).clamp(*box)
+        move = point - start
         slope = gradient - curvature @ move
-        value = float((move * (gradient + slope)).sum()) / 2
-        if value > best_value:
-            best, best_value = point.detach().clone(), value
+        value = (move * (gradient + slope)).sum() / 2
+        best = torch.where(value > best_value, point, best)  # no branch, for which a GPU would have to be waited for
+        best_value = torch.maximum(value, best_value)
     return best
 
 

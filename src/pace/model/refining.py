@@ -33,6 +33,7 @@ _TEMPERATURE = 20.0  # τ: η within ±1 then suffices for a sure prediction
 _SWEEPS = 4  # before the one that is differentiated
 _RATES = (0.02, 0.001, 0.05)  # of the means, R and η, in units of a concept's own standard deviation
 _WARM_UP = 0.1
+_ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
 _SETTLE = 100  # batches after which α is learned anew
 
 
@@ -61,8 +62,13 @@ def refine(
     refinement: Refinement,
     seed: int,
     report: Callable[[int], object] = lambda images: None,
+    earlier: dict[str, Tensor] | None = None,
+    after: Callable[[Callable[[], dict[str, Tensor]]], object] = lambda state: None,
 ) -> tuple[Concepts, npt.NDArray[np.float64]]:
-    """The concepts with refined means, covariance and α, and the terms of every step (steps, 3). H and β stay."""
+    """The concepts with refined means, covariance and α, and the terms of every step (steps, 3). H and β stay.
+
+    After every step `after` can ask for the state, from which a later call goes on when it gets it as `earlier`.
+    """
     gaussians = concepts.gaussians
     assert isinstance(gaussians, TiedGaussians)
     whiten, dim = gaussians.precision_cholesky, observations.dim
@@ -74,8 +80,26 @@ def refine(
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, list(_RATES), total_steps=refinement.steps, pct_start=_WARM_UP)
     alpha = concepts.alpha
     history = torch.zeros(refinement.steps, 3, device=settings.device)
-    log_theta, seen = torch.zeros_like(alpha), 0
-    for step, images in enumerate(islice(_draws(len(observations), seed), refinement.steps)):
+    log_theta, seen, begin = torch.zeros_like(alpha), 0, 0
+    learned = {"means": means, "metric": metric, "head": head}
+    if earlier is not None:
+        begin, seen = int(earlier["step"]), int(earlier["seen"])
+        alpha, log_theta = earlier["alpha"].to(alpha), earlier["log_theta"].to(alpha)
+        history.copy_(earlier["history"])
+        for name, parameter in learned.items():
+            parameter.data.copy_(earlier[name])
+            adam.state[parameter] = {
+                key: earlier[f"{name}.{key}"].to("cpu" if key == "step" else settings.device) for key in _ADAM
+            }
+        schedule.load_state_dict({**schedule.state_dict(), "last_epoch": begin - 1, "_step_count": begin + 1})
+        schedule.step()  # sets the rates, which depend on nothing but the step
+
+    def state() -> dict[str, Tensor]:
+        now = {"step": torch.tensor(step + 1), "seen": torch.tensor(seen), "alpha": alpha, "log_theta": log_theta}
+        moments = {f"{name}.{key}": adam.state[p][key] for name, p in learned.items() for key in _ADAM}
+        return {**now, "history": history, **learned, **moments}
+
+    for step, images in islice(enumerate(_draws(len(observations), seed)), begin, refinement.steps):
         views = [v.batch(images, settings.device, settings.dtype) for v in (observations, perturbed) if v is not None]
         x = [(view.embeddings - concepts.offset) @ whiten @ metric for view in views]
         terms, field = _terms(views, x, means, head, alpha)
@@ -91,6 +115,7 @@ def refine(
             alpha = fit_dirichlet(alpha, log_theta / seen, settings.smallest_alpha)
             log_theta, seen = torch.zeros_like(alpha), 0
         report(len(images))
+        after(state)
     refined = replace(concepts, gaussians=_folded(whiten @ metric.detach(), means.detach()), alpha=alpha)
     return refined, history.double().cpu().numpy()
 

@@ -19,10 +19,12 @@ class Statistics:
     views: Tensor  # () number of θ inferred: twice the images when perturbed views are there
     bound: Tensor  # (3,) ΣL_e, ΣL_f, ΣL_s
     log_theta: Tensor  # (K,) Σ E[log θ]
-    head_gradient: Tensor  # (K, N) ∂ΣL_f/∂H
-    head_curvature: Tensor  # (K, K) a bound on minus the second derivative, the same for every η_n
-    pair_gradient: Tensor  # (K,) ∂ΣL_s/∂β
-    pair_curvature: Tensor  # (K, K) likewise
+    # A quadratic that lies below ΣL_f and touches it at the present H: its slope at H = 0 and its curvature, with the sign
+    # turned. Told from H = 0, quadratics of different H add up, and their average is what learning online climbs.
+    head_slope: Tensor  # (K, N)
+    head_curvature: Tensor  # (K, K) the same for every η_n
+    pair_slope: Tensor  # (K,) likewise of ΣL_s, in β
+    pair_curvature: Tensor  # (K, K)
     moments: Sums  # weighted sums of the patches, as the covariance family needs them
 
     @classmethod
@@ -37,12 +39,22 @@ class Statistics:
             views=zeros(),
             bound=zeros(3),
             log_theta=zeros(k),
-            head_gradient=zeros(k, n_classes),
+            head_slope=zeros(k, n_classes),
             head_curvature=zeros(k, k),
-            pair_gradient=zeros(k),
+            pair_slope=zeros(k),
             pair_curvature=zeros(k, k),
             moments=moments,
         )
+
+    def add_(self, other: Statistics) -> None:
+        """Add in place. It needs no memory, so once begun it is done."""
+        theirs = other.tensors()
+        for name, mine in self.tensors().items():
+            mine.add_(theirs[name])
+
+    def zero_(self) -> None:
+        for tensor in self.tensors().values():
+            tensor.zero_()
 
     def __add__(self, other: Statistics) -> Statistics:
         mine, theirs = self.tensors(), other.tensors()
@@ -51,6 +63,16 @@ class Statistics:
     def map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
         """The same statistics with every tensor changed: scaled, moved, reduced over processes."""
         return self.from_tensors({name: change(tensor) for name, tensor in self.tensors().items()})
+
+    def blended(self, fresh: Statistics, rate: float, most: float = torch.inf) -> Statistics:
+        """These and those of a fresh batch, which gets the weight `rate`: averages over images, told as sums.
+
+        As if every image so far had left them, so that the prior's share shrinks as images come; `most` is how many there
+        are, where some come again.
+        """
+        seen = (self.images + fresh.images).clamp_max(most)
+        old, new = (1 - rate) * seen / self.images, rate * seen / fresh.images
+        return self.map(lambda t: t * old) + fresh.map(lambda t: t * new)
 
     def tensors(self) -> dict[str, Tensor]:
         """Flat, for files and for communication."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json as json_format
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from pace.atomic import write_atomically
 from pace.cli import options
 from pace.cli.errors import Problem
 from pace.cli.fitted import CONCEPTS, GALLERY, GALLERY_SIZE
-from pace.cli.models import ModelChoice, device_of, keep_head, reopen_subject
-from pace.cli.observing import look, open_both, stored
+from pace.cli.models import ModelChoice, keep_head, reopen_subject
+from pace.cli.observing import Views, look, look_later, open_both, stored
 from pace.cli.output import busy, plain, say, table
 from pace.cli.pictures import ImageChoice
 from pace.cli.runs import Run, open_run, running
+from pace.cli.teams import team
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from pace.observations import Observations
 
 _SHOWN = 10  # concepts in the table
+_CHECKPOINT = "checkpoint"  # folder in a run that is under way
+_GALLERY_SAMPLE = 4096
 
 
 def fit(
@@ -41,12 +46,39 @@ def fit(
     alpha: options.Alpha = "learn",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images at most.")] = 100,
     refine: Annotated[
-        int,
+        str,
         typer.Option(
-            min=0, help="Steps in which faithfulness and stability shape the concepts; needs tied covariances."
+            metavar="STEPS|auto", help="In which faithfulness and stability shape the concepts; needs tied covariances."
         ),
-    ] = 0,
+    ] = "auto",
     starts: Annotated[int, typer.Option(min=1, help="Starting points that are compared.")] = 4,
+    minibatch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="IMAGES",
+            help="Learn online, from so many images at a time: memory does not grow with their number.",
+            rich_help_panel=options.SCALE,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Budget on the device, such as 8GB.",
+            show_default="most of a GPU's",
+            rich_help_panel=options.SCALE,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How often to write down how far it is, with --out; the same command goes on from there.",
+            rich_help_panel=options.SCALE,
+        ),
+    ] = 60.0,
     data_root: options.DataRoot = None,
     split: options.Split = "train",
     limit: options.Limit = None,
@@ -72,55 +104,79 @@ def fit(
       pace fit --images color --model color --concepts 8
       pace explain photo.jpg
 
-    Ctrl-C keeps what was learned up to the last full pass.
+    Ctrl-C keeps what was learned up to the last full pass. A run with --out that was stopped goes on when it is started again.
+
+    On several processes: torchrun --nproc-per-node 4 -m pace fit …
     """
     if observations is not None and (images is not None or model is not None):
         raise Problem("--observations already says which images and model; leave --images and --model out")
     if observations is None and (images is None or model is None):
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
-    where = device_of(device)
-    from pace import PACE
+    with team(device) as (where, several, leads):
+        earlier: Run | None = None
+        if observations is not None:
+            earlier = open_run(observations, "extract")
+            choice = ImageChoice.from_record(earlier.record["images"])
+            subject, opened = reopen_subject(earlier, where), choice.open()
+            if opened.fingerprint() != earlier.record["images"]["fingerprint"]:
+                raise Problem(f"the images of {observations} have changed since; extract them again")
+        else:
+            assert images is not None  # as was checked
+            assert model is not None
+            choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
+            asked = ModelChoice(model, architecture, image_size, layer, cls)
+            subject, opened = open_both(choice, asked, where, probe, batch_size)
 
-    earlier: Run | None = None
-    if observations is not None:
-        earlier = open_run(observations, "extract")
-        views = stored(earlier)
-        choice = ImageChoice.from_record(earlier.record["images"])
-        subject, opened = reopen_subject(earlier, where), choice.open()
-        if opened.fingerprint() != earlier.record["images"]["fingerprint"]:
-            raise Problem(f"the images of {observations} have changed since; extract them again")
-    else:
-        assert images is not None  # as was checked
-        assert model is not None
-        choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
-        asked = ModelChoice(model, architecture, image_size, layer, cls)
-        subject, opened = open_both(choice, asked, where, probe, batch_size)
-    about = {"model": subject.record(), "images": choice.record(opened)}
-    with running(ctx, choice.source, out=out, device=where, **about) as run:
-        run.record["observations"] = None if earlier is None else str(earlier.folder.resolve())
-        keep_head(subject.backbone, run)
-        if earlier is None:
-            views = look(subject, opened, pairs=pairs, seed=seed, batch_size=batch_size)
-        run.record["model"]["class_names"] = subject.names_for(views.observations.n_classes, opened)
-        learned = PACE(
-            concepts,
-            covariance=covariance.value,
-            updates=updates.value,
-            alpha=_alpha(alpha),
-            max_iter=epochs,
-            n_init=starts,
-            refine=refine,
-            seed=seed,
-            device=where.type if where.index is None else str(where),
-        ).fit(views.observations, perturbed=views.perturbed)
-        if learned.interrupted_ and not learned.n_iter_:
-            raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
-        with busy("saving"):
-            learned.save(run.file(CONCEPTS))
-            _keep_gallery(run, learned, views.observations, opened)
-        run.record["results"] = _results(learned, views.observations)
-        if learned.interrupted_:
-            raise KeyboardInterrupt(f"after {learned.n_iter_} epochs; what was learned is in {run.folder}")
+        def learn(folder: Path | None) -> tuple[PACE, Views]:
+            from pace import PACE
+
+            if earlier is not None:
+                views = stored(earlier)
+            elif minibatch is not None or several:
+                views = look_later(
+                    subject, opened, pairs=pairs, seed=seed, batch_size=batch_size, keep=minibatch is None
+                )
+            else:
+                views = look(subject, opened, pairs=pairs, seed=seed, batch_size=batch_size)
+            learned = PACE(
+                concepts,
+                covariance=covariance.value,
+                updates=updates.value,
+                alpha=_alpha(alpha),
+                max_iter=epochs,
+                n_init=starts,
+                refine=_steps(refine),
+                minibatch=minibatch,
+                memory=memory,
+                distributed=several,
+                seed=seed,
+                device=where.type if where.index is None else str(where),
+            ).fit(
+                views.observations,
+                perturbed=views.perturbed,
+                checkpoint=None if folder is None else folder / _CHECKPOINT,
+                checkpoint_every=checkpoint_every,
+            )
+            return learned, views
+
+        if not leads:  # the first process does what is left
+            learn(None if out is None else Path(out).expanduser())
+            return {}
+        about = {"model": subject.record(), "images": choice.record(opened)}
+        with running(ctx, choice.source, out=out, device=where, **about) as run:
+            run.record["observations"] = None if earlier is None else str(earlier.folder.resolve())
+            keep_head(subject.backbone, run)
+            learned, views = learn(None if out is None else run.folder)
+            run.record["model"]["class_names"] = subject.names_for(views.observations.n_classes, opened)
+            if learned.interrupted_ and not learned.n_iter_:
+                raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
+            with busy("saving"):
+                learned.save(run.file(CONCEPTS))
+                _keep_gallery(run, learned, views.observations, opened, seed)
+            run.record["results"] = _results(learned, views.observations)
+            if learned.interrupted_:
+                unit = "minibatches" if learned.n_steps_ else "epochs"
+                raise KeyboardInterrupt(f"after {learned.n_iter_} {unit}; what was learned is in {run.folder}")
     _show(run)
     return run.record
 
@@ -134,17 +190,34 @@ def _alpha(text: str) -> float | str:
         raise Problem(f"--alpha {text}: expected a number or learn") from None
 
 
-def _keep_gallery(run: Run, learned: PACE, observations: Observations, images: ImageSet) -> None:
-    """The images whose patches lie nearest to every concept, by name: what explanations of other pictures show it by."""
+def _steps(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal():
+        raise Problem(f"--refine {text}: expected a whole number of steps or auto")
+    return int(text)
+
+
+def _keep_gallery(run: Run, learned: PACE, observations: Observations, images: ImageSet, seed: int) -> None:
+    """The images whose patches lie nearest to every concept, by name: what explanations of other pictures show it by.
+
+    Images that would have to be looked at again are represented by a sample.
+    """
+    from pace.model.feeding import Lazy
     from pace.report.summary import nearest
 
-    near = nearest(learned, observations, min(GALLERY_SIZE, len(images)))
-    names = [[images.names[image] for image in row] for row in near.images.tolist()]
+    numbers = np.arange(len(images))
+    if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:
+        numbers = np.sort(np.random.default_rng(seed).choice(len(images), _GALLERY_SAMPLE, replace=False))
+        observations = observations[numbers]
+    near = nearest(learned, observations, min(GALLERY_SIZE, len(numbers)))
+    names = [[images.names[numbers[image]] for image in row] for row in near.images.tolist()]
     content = {"images": names, "patches": plain(near.patches), "grid": observations.grid}
     write_atomically(run.file(GALLERY), json_format.dumps(content).encode())
 
 
 def _results(learned: PACE, observations: Observations) -> dict[str, Any]:
+    minibatches = None if learned.minibatch is None else -(-len(observations) // learned.minibatch)  # in an epoch
     weights = learned.concept_weights_
     shares = weights / weights.sum()
     return {
@@ -152,7 +225,8 @@ def _results(learned: PACE, observations: Observations) -> dict[str, Any]:
         "concepts": learned.n_concepts,
         "empty_concepts": learned.empty_concepts_,
         "shares": shares,
-        "epochs": learned.n_iter_,
+        "epochs": learned.n_iter_ if minibatches is None else learned.n_steps_ // minibatches,  # full passes
+        "minibatches": learned.n_steps_ or None,
         "converged": learned.converged_,
         "interrupted": learned.interrupted_,
         "bound": [bound._asdict() for bound in learned.lower_bounds_],

@@ -1,0 +1,355 @@
+"""The course of a fit: epochs over all images, or steps over minibatches, then refining. It can be left and resumed anywhere.
+
+Every step is the same three operations: an E-step leaves statistics, those of all processes are added up, and an M-step turns
+them into concepts. All that a fit knows between two batches is in its `Course`, which is what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pace.checkpoints import Checkpoint, Saved
+from pace.distributed import Team
+from pace.model.feeding import Chunk, Feed, Lazy, Visits, bytes_per_image
+from pace.model.gaussians import Prior
+from pace.model.learning import Concepts, Expectation, Memory, Settings, under, update
+from pace.model.objective import Bound
+from pace.model.refining import Refinement, refine
+from pace.model.statistics import Statistics
+from pace.observations import Observations
+from pace.progress import Advance
+
+Start = Callable[[], tuple[Concepts, Prior, bool]]
+
+_ROUNDS = 6  # of mixing, in a shuffle
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to learn, and in which way."""
+
+    family: str
+    epochs: int
+    least_gain: float  # of the bound, in an epoch
+    minibatch: int | None  # images in a step; None: all of them, remembering each
+    rate: Callable[[int], float]  # weight of the t-th minibatch, t = 1, 2, …
+    past: Statistics | None  # what is known before the first
+    seed: int
+    refinement: Refinement | None
+
+
+@dataclass
+class Course:
+    """How far a fit has come."""
+
+    concepts: Concepts
+    prior: Prior
+    statistics: Statistics | None = None  # what the concepts were learned from
+    bounds: list[Bound] = field(default_factory=list)
+    steps: int = 0  # minibatches so far
+    converged: bool = False
+    interrupted: bool = False
+    # The pass under way: rounds done, and the sums and memories of this process.
+    rounds: int = 0
+    sums: Statistics | None = None
+    memory: Memory | None = None
+    # Refining: what it was doing, then what it came to; the last pass for these is under way.
+    refining: dict[str, Tensor] | None = None
+    refined: Concepts | None = None
+    refinement: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
+
+
+class Fitting:
+    """One fit. `run` returns how it ended."""
+
+    def __init__(
+        self,
+        observations: Observations,
+        perturbed: Observations | None,
+        settings: Settings,
+        plan: Plan,
+        team: Team,
+        checkpoint: Checkpoint | None,
+        advance: Advance,
+    ):
+        self._observations, self._perturbed, self._settings, self._plan = observations, perturbed, settings, plan
+        self._team, self._checkpoint, self._advance = team, checkpoint, advance
+        self._views = [observations] if perturbed is None else [observations, perturbed]
+        self._negatives = None if perturbed is None else settings.negatives
+        self._visits = Visits(len(observations), self._negatives, team.rank, team.size)
+
+    def run(self, start: Start) -> Course:
+        """From the start or, where there is a checkpoint, from there. Ctrl-C ends it with what was learned so far.
+
+        Of several processes none can stop alone: there Ctrl-C is raised.
+        """
+        saved = None if self._checkpoint is None else self._checkpoint.load()
+        self._course = self._begin(start) if saved is None else self._restored(saved)
+        course = self._course
+        try:
+            if not course.interrupted:
+                self._pause()  # the start may have taken long
+                for view in self._views:
+                    if isinstance(view, Lazy):
+                        view.forget()  # what the start looked at, which a resumed fit has not seen
+                with self._feed() as self._source:
+                    if self._plan.minibatch is None:
+                        self._learn_from_all()
+                    else:
+                        self._learn_online(self._plan.minibatch)
+                    if self._plan.refinement is not None:
+                        self._refine(self._plan.refinement)
+        except KeyboardInterrupt:
+            if self._team.size > 1:
+                raise
+            course.interrupted = True
+        if self._checkpoint is not None and not course.interrupted:
+            self._checkpoint.remove()
+        return course
+
+    # -- the two ways to learn ------------------------------------------------------------------------------------------
+
+    def _learn_from_all(self) -> None:
+        """Full-batch EM: every image goes on where the last epoch left it, so that the bound cannot fall."""
+        course = self._course
+        while len(course.bounds) < self._plan.epochs and not course.converged:
+            statistics = self._pass(course.concepts, self._note(len(course.bounds)))
+            bound = bound_of(statistics, course.concepts, course.prior, len(self._observations))
+            course.concepts = update(course.concepts, statistics, course.prior, self._settings)
+            course.statistics = statistics
+            course.bounds.append(bound)
+            course.converged = self._no_longer_rises([bound.total for bound in course.bounds])
+            self._pause()
+
+    def _learn_online(self, size: int) -> None:
+        """Online variational Bayes: the concepts are learned anew after every minibatch, from a running average.
+
+        Every epoch visits the images in an order of its own. Nothing is kept of an image.
+        """
+        course, total = self._course, len(self._observations)
+        in_epoch = -(-total // size)
+        while course.steps < self._plan.epochs * in_epoch and not course.converged:
+            epoch, number = divmod(course.steps, in_epoch)
+            chosen = self._minibatch(course.steps, size)
+            visits = Visits(len(chosen), self._negatives, self._team.rank, self._team.size)
+            expectation = Expectation(self._source, course.concepts, self._settings, self._chunk)
+            fresh = expectation.no_statistics()
+            report = self._report(self._note(epoch))
+            expectation.add(visits, 0, len(visits), fresh, None, report, chosen, self._upcoming(course.steps + 1, size))
+            fresh = self._team.total(fresh)
+            bound = bound_of(fresh, course.concepts, course.prior, total)
+            if course.statistics is not None:
+                fresh = course.statistics.blended(fresh, self._plan.rate(course.steps + 1), total)
+            course.concepts = update(course.concepts, fresh, course.prior, self._settings)
+            course.statistics = fresh
+            course.bounds.append(bound)
+            course.steps += 1
+            if number == in_epoch - 1:
+                course.converged = self._no_longer_rises(self._epoch_bounds(size, in_epoch))
+            self._pause()
+
+    def _minibatch(self, step: int, size: int) -> npt.NDArray[np.int64]:
+        total = len(self._observations)
+        epoch, number = divmod(step, -(-total // size))
+        places = np.arange(number * size, min((number + 1) * size, total))
+        return shuffled(places, total, (self._plan.seed, epoch))
+
+    def _upcoming(self, step: int, size: int) -> npt.NDArray[np.int64]:
+        """The images this process will ask for first at that step."""
+        chosen = self._minibatch(step, size)
+        visits = Visits(len(chosen), self._negatives, self._team.rank, self._team.size)
+        first = visits.part(0, min(self._chunk.units, len(visits))) if len(visits) else None
+        return chosen[:0] if first is None else chosen[first.images]
+
+    def _epoch_bounds(self, size: int, in_epoch: int) -> list[float]:
+        """Of the last two epochs, the bound averaged over images."""
+        totals = np.array([bound.total for bound in self._course.bounds]).reshape(-1, in_epoch)[-2:]
+        images = np.full(in_epoch, float(size))
+        images[-1] = len(self._observations) - size * (in_epoch - 1)
+        return list(totals @ images / len(self._observations))
+
+    def _no_longer_rises(self, bounds: list[float]) -> bool:
+        return len(bounds) > 1 and bool(abs(bounds[-1] - bounds[-2]) < self._plan.least_gain)
+
+    def _refine(self, refinement: Refinement) -> None:
+        """The first process refines for all; then all look at every image once more."""
+        course = self._course
+        if course.refined is None:
+            if self._team.rank == 0:
+                course.refined, course.refinement = refine(
+                    self._observations, self._perturbed, course.concepts, self._settings, refinement, self._plan.seed,
+                    self._report("refining"), course.refining, self._pause_refining,
+                )  # fmt: skip
+            if self._team.size > 1:
+                self._share_refined()
+            course.refining = None
+            self._pause()
+        assert course.refined is not None
+        statistics = self._pass(course.refined, "refining")
+        heads = update(course.refined, statistics, course.prior, self._settings)
+        course.concepts, course.statistics = replace(heads, gaussians=course.refined.gaussians), statistics
+
+    def _share_refined(self) -> None:
+        course = self._course
+        mine = {"history": torch.from_numpy(course.refinement)}
+        found = self._team.from_first(mine | ({} if course.refined is None else course.refined.tensors()))
+        course.refinement = found.pop("history").numpy()
+        course.refined = self._concepts(found)
+
+    # -- passes ---------------------------------------------------------------------------------------------------------
+
+    def _pass(self, concepts: Concepts, note: str) -> Statistics:
+        """The E-step for all images by all processes, with pauses."""
+        course, visits, every = self._course, self._visits, self._round
+        expectation = Expectation(self._source, concepts, self._settings, self._chunk)
+        if course.sums is None:
+            course.sums, course.rounds = expectation.no_statistics(), 0
+        for number in range(course.rounds, -(-visits.largest_share // every)):
+            done, until = (min(rounds * every, len(visits)) for rounds in (number, number + 1))
+            expectation.add(visits, done, until, course.sums, course.memory, self._report(note))
+            course.rounds = number + 1
+            self._pause()
+        statistics, course.sums, course.rounds = self._team.total(course.sums), None, 0
+        return statistics
+
+    def _feed(self) -> Feed:
+        """Images on the device for good, where they and the rest fit into the memory there; else batch by batch."""
+        feed = Feed(self._views, self._settings.device, self._settings.dtype)
+        if feed.near or self._settings.memory is None or self._plan.minibatch is not None or not len(self._visits):
+            return feed
+        images, k = self._visits.own_images, len(self._course.concepts)
+        data = images * sum(bytes_per_image(view) for view in self._views)
+        remembered = 2 * len(self._views) * images * k * self._settings.dtype.itemsize
+        room = self._settings.working_memory(self._course.concepts.gaussians) / 2 - remembered
+        if data <= room:
+            try:
+                return feed.kept(self._visits, self._chunk.units)
+            except torch.OutOfMemoryError:  # somebody else took it
+                torch.cuda.empty_cache()
+        return feed
+
+    def _note(self, epoch: int) -> str:
+        bounds = self._course.bounds
+        return f"epoch {epoch + 1}" + (f", bound {bounds[-1].total:.2f}" if bounds else "")
+
+    def _report(self, note: str) -> Callable[[int], object]:
+        """Progress is shown by the first process, for all."""
+        return lambda images: self._advance(images * self._team.size, note)
+
+    # -- beginning, pausing, resuming -------------------------------------------------------------------------------------
+
+    def _begin(self, start: Start) -> Course:
+        """The first process finds where to start, for all."""
+        interrupted, found = False, {}
+        if self._team.rank == 0:
+            concepts, prior, interrupted = start()
+            strength = torch.tensor(prior.strength, dtype=torch.float64)
+            found = concepts.tensors() | {"prior.covariance": prior.covariance, "prior.strength": strength}
+        found = self._team.from_first(found)
+        prior = Prior(found.pop("prior.covariance").to(self._settings.device), float(found.pop("prior.strength")))
+        course = Course(self._concepts(found), prior, self._plan.past, interrupted=interrupted)
+        if self._plan.minibatch is None:
+            course.memory = self._no_memory(len(course.concepts))
+        self._advance(len(self._observations))
+        chunk = self._settings.chunk(self._observations, self._perturbed, course.concepts.gaussians)
+        # Free memory may differ between GPUs, but pauses have to come at the same time everywhere.
+        self._round = min(self._team.gathered(chunk.units))
+        self._chunk = Chunk(self._round)
+        return course
+
+    def _pause(self) -> None:
+        """A good moment for a checkpoint."""
+        if self._checkpoint is not None and self._checkpoint.due():
+            self._checkpoint.write(self._saved())
+
+    def _pause_refining(self, state: Callable[[], dict[str, Tensor]]) -> None:
+        if self._team.size == 1 and self._checkpoint is not None and self._checkpoint.due():
+            self._course.refining = state()
+            self._checkpoint.write(self._saved())
+
+    def _saved(self) -> Saved:
+        course = self._course
+        numbers = {"steps": course.steps, "converged": course.converged, "rounds": course.rounds, "round": self._round}
+        bounds = torch.tensor([tuple(bound) for bound in course.bounds], dtype=torch.float64).reshape(-1, 3)
+        common = course.concepts.tensors() | {
+            "prior.covariance": course.prior.covariance,
+            "prior.strength": torch.tensor(course.prior.strength, dtype=torch.float64),
+            "bounds": bounds,
+            "refinement": torch.from_numpy(course.refinement),
+        }
+        # Copies, since what refining leaves alone is the concepts' own, and a file holds nothing twice.
+        common |= {f"refining.{name}": tensor.clone() for name, tensor in (course.refining or {}).items()}
+        if course.refined is not None:
+            common |= {f"refined.{name}": tensor.clone() for name, tensor in course.refined.tensors().items()}
+        if course.statistics is not None:
+            common |= {f"statistics.{name}": tensor for name, tensor in course.statistics.tensors().items()}
+        own = {"chunk": torch.tensor(self._chunk.units)}
+        if course.sums is not None:
+            own |= {f"sums.{name}": tensor for name, tensor in course.sums.tensors().items()}
+        if course.memory is not None:
+            own["memory"] = course.memory.state
+        return Saved(numbers, common, own)
+
+    def _restored(self, saved: Saved) -> Course:
+        numbers, common, own, device = saved.numbers, saved.common, saved.own, self._settings.device
+        refined, statistics, sums = under("refined.", common), under("statistics.", common), under("sums.", own)
+        course = Course(
+            self._concepts(common),
+            Prior(common["prior.covariance"].to(device), float(common["prior.strength"])),
+            statistics=Statistics.from_tensors(statistics).map(lambda t: t.to(device)) if statistics else None,
+            bounds=[Bound(*row) for row in common["bounds"].tolist()],
+            steps=numbers["steps"],
+            converged=numbers["converged"],
+            rounds=numbers["rounds"],
+            sums=Statistics.from_tensors(sums).map(lambda t: t.to(device)) if sums else None,
+            refining=under("refining.", common) or None,
+            refined=self._concepts(refined) if refined else None,
+            refinement=common["refinement"].numpy(),
+        )
+        if "memory" in own:
+            course.memory = self._no_memory(len(course.concepts))
+            course.memory.state.copy_(own["memory"])
+        self._round, self._chunk = numbers["round"], Chunk(int(own["chunk"]))
+        self._advance(len(self._observations) * (1 + len(course.bounds)))
+        return course
+
+    def _concepts(self, tensors: dict[str, Tensor]) -> Concepts:
+        return Concepts.from_tensors(self._plan.family, tensors).to(self._settings.device, self._settings.dtype)
+
+    def _no_memory(self, n_concepts: int) -> Memory:
+        own, tokens = self._visits.own_images, self._observations.n_tokens
+        return Memory(len(self._views), own, n_concepts, tokens, self._settings)
+
+
+def bound_of(statistics: Statistics, concepts: Concepts, prior: Prior, images: float) -> Bound:
+    """The bound per image, with the share of the concepts' log prior that falls to one of so many."""
+    embedding, faithful, stable = (statistics.bound / statistics.images).tolist()
+    return Bound(embedding + concepts.gaussians.log_prior(prior) / images, faithful, stable)
+
+
+def shuffled(places: npt.NDArray[np.int64], n: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """What stands at these places of 0 … n - 1 in an order that the key decides.
+
+    Computed place by place (a Feistel network, repeated while it leads beyond n), since a permutation of all images would need
+    memory for each of them.
+    """
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    low = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(key).integers(0, 2**64, _ROUNDS, dtype=np.uint64)
+    found = places.astype(np.uint64)
+    outside = np.ones(len(found), bool)
+    while outside.any():
+        left, right = found[outside] >> half, found[outside] & low
+        for round_key in keys:
+            mixed = (right + round_key) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+            left, right = right, left ^ ((mixed >> np.uint64(32)) & low)
+        found[outside] = (left << half) | right
+        outside = found >= n
+    return found.astype(np.int64)

@@ -1,0 +1,159 @@
+"""How many concepts: the answer, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.model.learning import Settings
+from pace.model.selecting.evidence import EVIDENCE
+from pace.model.selecting.evidence import covariance as covariance_of
+from pace.model.selecting.search import Move, Partition, Sample, Search
+from pace.model.selecting.sketching import sketch
+from pace.observations import Observations
+
+_IMAGES, _PATCHES = 100, 1 << 15  # at least, of the sample, if there are so many
+_KINDS = ("start", "merge", "split")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The concepts that were found, those with most evidence first, and the bound at other numbers of them.
+
+    All bounds are in nats, of the images that were looked at.
+    """
+
+    means: Tensor  # (K, d)
+    evidence: Tensor  # (K,) what the bound loses when a concept becomes one with the neighbour that fits it best
+    numbers: Tensor  # (P,) numbers of concepts that were tried, among them all below the one that was found
+    bounds: Tensor  # (P,) the best bound found with so many
+    moves: tuple[Move, ...]  # how it was found
+    images: int  # that were looked at
+
+    @property
+    def n_concepts(self) -> int:
+        return len(self.means)
+
+    @property
+    def posterior(self) -> Tensor:
+        """How likely each of `numbers` is, if all are alike before and the bounds are the evidence itself.
+
+        They lie below it and assume Gaussian, independent patches: on real embeddings this is far too sure of itself.
+        """
+        return self.bounds.softmax(0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Flat, for files."""
+        steps = [[_KINDS.index(move.kind), move.number, move.bound] for move in self.moves]
+        return {
+            "means": self.means,
+            "evidence": self.evidence,
+            "numbers": self.numbers,
+            "bounds": self.bounds,
+            "moves": torch.tensor(steps, dtype=torch.float64),
+            "images": torch.tensor(self.images),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Selection:
+        moves = tuple(Move(_KINDS[int(kind)], int(number), bound) for kind, number, bound in tensors["moves"].tolist())
+        names = ("means", "evidence", "numbers", "bounds")
+        return cls(**{name: tensors[name] for name in names}, moves=moves, images=int(tensors["images"]))
+
+    def __str__(self) -> str:
+        best = self.bounds.max()
+        near = (self.numbers - self.n_concepts).abs() <= 3
+        rows = [f"{self.n_concepts} concepts, from {self.images} images", "concepts  bound below the best  probability"]
+        for number, bound, chance in zip(self.numbers[near], self.bounds[near], self.posterior[near], strict=True):
+            rows.append(f"{int(number):8}  {float(best - bound):20.1f}  {float(chance):11.3f}")
+        weakest = ", ".join(f"{value:.0f}" for value in self.evidence.flip(0)[:5].tolist())
+        return "\n".join([*rows, f"evidence of the weakest concepts, nats: {weakest}"])
+
+
+def select(
+    observations: Observations,
+    settings: Settings,
+    *,
+    covariance: str = "tied",
+    strength: float = 1.0,
+    start: int = 100,
+    most: int = 300,
+    blur: float = 0.25,
+    seed: int = 0,
+    report: Callable[[Move], object] = lambda move: None,
+) -> Selection:
+    """How many concepts a sample of the images holds, and where they are.
+
+    Parameters
+    ----------
+    settings
+        How to infer; the exact rules.
+    covariance
+        Of a concept. "low_rank" is counted as "tied".
+    strength
+        Pseudo-patches with the pooled covariance in every Σ_k; with "tied", in Σ.
+    start
+        Cells of patches at first. The result hardly depends on it.
+    most
+        Concepts at most. If so many are found, the data would have more.
+    blur
+        Patches are known up to this share of the covariance of all patches: differences that are small beside it make no
+        concepts, however many patches show them.
+    report
+        Called after every move.
+    """
+    if settings.updates != "exact":
+        raise ValueError(f"n_concepts='auto' needs updates='exact'; found {settings.updates!r}")
+    if min(start, most) < 1 or not 0 <= blur < 1:
+        raise ValueError(f"expected start, most ≥ 1 and 0 ≤ blur < 1; found start={start}, most={most}, blur={blur}")
+    rng = np.random.default_rng(seed)
+    images = np.sort(rng.permutation(len(observations))[: max(_IMAGES, -(-_PATCHES // observations.n_tokens))])
+    sample = Sample.of(observations[images], settings)
+    means = sketch(sample.x, sample.weights, start, most, blur, rng)
+    spread = covariance_of(sample.x, sample.weights)
+    nearest = means[torch.cdist(sample.x, means).argmin(1)]
+    within = covariance_of(sample.x - nearest, sample.weights) + blur * spread
+    kind, family = EVIDENCE[covariance]
+    evidence = kind(spread, blur, within)
+    strength = strength / len(means) if family == "tied" else strength
+    search = Search(sample, evidence, family, strength, most, settings, report)
+    found = search.run(means)
+    losses, order = _evidence_of(search, found).sort(descending=True, stable=True)
+    curve = _curve(search, found)
+    return Selection(
+        means=(found.means + sample.offset.double())[order].to("cpu", settings.dtype),
+        evidence=losses.cpu(),
+        numbers=torch.tensor(sorted(curve)),
+        bounds=torch.tensor([curve[number] for number in sorted(curve)], dtype=torch.float64),
+        moves=tuple(search.moves),
+        images=len(images),
+    )
+
+
+def _evidence_of(search: Search, found: Partition) -> Tensor:
+    pairs, gains = search.merge_gains(found)
+    lost = torch.full((len(found),), torch.inf, dtype=torch.float64, device=found.alpha.device)
+    for concepts in pairs.T:
+        lost = lost.scatter_reduce(0, concepts, -gains, "amin")
+    return lost
+
+
+def _curve(search: Search, found: Partition) -> dict[int, float]:
+    """The bound against the number: after every move, kept or not, and after merges of what was found down to one."""
+    curve: dict[int, float] = {}
+
+    def add(number: int, bound: float) -> None:
+        curve[number] = max(bound, curve.get(number, -np.inf))
+
+    for move in (*search.moves, *search.rejected):
+        add(move.number, move.bound)
+    while len(found) > 1:
+        pairs, gains = search.merge_gains(found)
+        best = int(gains.argmax())
+        found = search.merged(found, [(int(pairs[best, 0]), int(pairs[best, 1]))], float(gains[best]))
+        add(len(found), found.bound)
+    return curve

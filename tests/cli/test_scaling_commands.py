@@ -1,0 +1,142 @@
+"""`pace fit` with more data than memory, on more than one process, and after it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process import MODEL, QUICK, Pace, invoke
+
+from pace import PACE
+
+
+def concepts(folder: Path) -> PACE:
+    return PACE.load(folder / "concepts.safetensors", device="cpu")
+
+
+def test_minibatches_learn_straight_from_the_images(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("everything was observed at once")
+
+    monkeypatch.setattr("pace.extract.observe_pair", never)
+    fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--minibatch", "5", "--out", tmp_path / "run", "--json")
+    document = pace(*fit).document
+    assert document["results"]["minibatches"] == 12
+    assert document["results"]["epochs"] == 4
+    assert concepts(tmp_path / "run").n_steps_ == 12
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert pace("explain", "flat/0.png", "--run", tmp_path / "run", "--out", tmp_path / "explained").code == 0
+
+
+def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pace.cli.commands.fit._GALLERY_SAMPLE", 4)
+    fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--minibatch", "5", "--out", tmp_path / "run")
+    assert pace(*fit).code == 0
+    gallery = json.loads((tmp_path / "run" / "gallery.json").read_bytes())
+    shown = {name for row in gallery["images"] for name in row}
+    assert len(shown) <= 4
+    photos = Path("photos/train")
+    assert all((photos / name).is_file() or (photos.parent / name).is_file() for name in shown)
+
+
+@pytest.mark.parametrize("how", [(), ("--minibatch", "5")])
+def test_a_killed_fit_goes_on_with_the_same_command(
+    how: tuple[str, ...], pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from pace.fitting import Fitting
+
+    fit = ("fit", "--images", "photos", *MODEL, *QUICK, *how, "--checkpoint-every", "0", "--out")
+    assert pace(*fit, tmp_path / "whole").code == 0
+    real, pauses = Fitting._pause, []
+
+    def killed(self: Fitting) -> None:
+        real(self)
+        pauses.append(1)
+        if len(pauses) == 3:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fitting, "_pause", killed)
+        assert "killed" in pace(*fit, tmp_path / "killed").error
+    assert (tmp_path / "killed" / "checkpoint" / "index.json").is_file()
+    other = pace(*fit, tmp_path / "killed", "--concepts", "2")
+    assert "checkpoint of another fit: n_concepts was 3 and is 2" in other.error
+    assert pace(*fit, tmp_path / "killed").code == 0
+    assert np.array_equal(concepts(tmp_path / "killed").means_, concepts(tmp_path / "whole").means_)
+    assert not (tmp_path / "killed" / "checkpoint").exists()
+
+
+def test_a_budget_that_makes_no_sense_is_one_line(pace: Pace, tmp_path: Path):
+    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--memory", "lots", "--out", tmp_path / "run")
+    assert "memory: expected bytes, a size like '8GB'" in outcome.error
+
+
+# A worker that is killed in the middle of an epoch, the first time it gets there.
+SHAKY = """
+import os, signal, sys
+import pace.fitting
+pause, restored = pace.fitting.Fitting._pause, pace.fitting.Fitting._restored
+pauses = []
+
+def shaky(self):
+    pause(self)
+    pauses.append(1)
+    if len(pauses) == 3 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def resumed(self, saved):
+    open(f"resumed-{os.environ['RANK']}", "w").close()
+    return restored(self, saved)
+
+pace.fitting.Fitting._pause, pace.fitting.Fitting._restored = shaky, resumed
+from pace.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process the way the kernel does")
+def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, tmp_path: Path):
+    (tmp_path / "shop").symlink_to(workshop, target_is_directory=True)
+    (tmp_path / "shaky.py").write_text(SHAKY)
+    model = ("--model", "shop/tiny.safetensors", *MODEL[2:])
+    fit = ("fit", "--images", "shop/photos", *model, *QUICK, "--device", "cpu", "--checkpoint-every", "0")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [
+            *torchrun,
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "localhost:0",
+            "shaky.py",
+            *fit,
+            "--out",
+            "two",
+            "--json",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["status"] == "finished"  # one document, of the first process
+    assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0", "resumed-1"}
+    assert not (tmp_path / "two" / "checkpoint").exists()
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        assert invoke(*fit, "--out", "one").code == 0
+    finally:
+        os.chdir(before)
+    one, two = concepts(tmp_path / "one"), concepts(tmp_path / "two")
+    np.testing.assert_allclose(two.means_, one.means_, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(np.array(two.lower_bounds_), np.array(one.lower_bounds_), rtol=1e-4)

@@ -1,0 +1,216 @@
+"""The number of concepts: found in planted mixtures from any start, by a bound that is what it says."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pace import PACE, Observations
+from pace.arguments import prior_strength_of, settings_of
+from pace.model.selecting import Selection, select
+from pace.model.selecting.evidence import OwnCovariances, OwnVariances, SharedCovariance
+from pace.model.selecting.search import Sample, Search
+
+
+def plant(seed, number, dim=12, images=150, tokens=25, distance=9.0, covariance="tied"):
+    """Images with Dirichlet mixtures of Gaussian patches; the largest concept is 20 times the smallest."""
+    rng = np.random.default_rng([seed, number])
+    sizes = np.geomspace(1, 20, number)
+    means = rng.normal(size=(number, dim)) * distance / np.sqrt(2 * dim)
+    theta = rng.dirichlet(max(2.0, number / 3) * sizes / sizes.sum(), images)
+    concept = np.stack([rng.choice(number, tokens, p=mixture) for mixture in theta])
+    patches = rng.normal(size=(images, tokens, dim))
+    if covariance != "tied":
+        spread = np.exp(0.4 * rng.normal(size=(number, dim)))
+        for k in range(number):
+            turn = np.linalg.qr(rng.normal(size=(dim, dim)))[0] if covariance == "full" else np.eye(dim)
+            patches[concept == k] = patches[concept == k] * spread[k] @ turn
+    return Observations((means[concept] + patches).astype(np.float32), np.ones((images, tokens), np.float32)), means
+
+
+def find(observations, covariance="tied", **options):
+    model = PACE(covariance=covariance, device="cpu")
+    settings = settings_of(model, observations)
+    strength = prior_strength_of(model, observations, settings)
+    return select(observations, settings, covariance=covariance, strength=strength, **options)
+
+
+@pytest.mark.parametrize(("number", "start"), [(1, 30), (3, 10), (3, 150), (8, 2), (8, 100), (15, 5), (15, 150)])
+def test_the_planted_number_is_found_from_few_cells_and_from_many(number, start):
+    observations, means = plant(number, number)
+    found = find(observations, start=start)
+    assert found.n_concepts == number
+    # every planted mean is near one of those that were found
+    assert np.linalg.norm(means[:, None] - found.means.numpy(), axis=2).min(1).max() < 2.0
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_concepts_with_covariances_of_their_own_are_counted_as_such(covariance, seed):
+    observations, _ = plant(seed, 6, dim=8, distance=12.0, covariance=covariance)
+    assert find(observations, covariance, start=60, seed=seed).n_concepts == 6
+
+
+def test_low_rank_concepts_are_counted_with_one_covariance():
+    observations, _ = plant(0, 5)
+    low_rank, tied = (find(observations, family) for family in ("low_rank", "tied"))
+    np.testing.assert_allclose(low_rank.means, tied.means, rtol=1e-4, atol=1e-4)
+
+
+def test_the_bound_rises_with_every_move_and_the_best_number_is_the_one_found():
+    found = find(plant(3, 12)[0], start=3)
+    bounds = [move.bound for move in found.moves]
+    assert found.moves[0].kind == "start"
+    assert (np.diff(bounds) > 0).all()
+    assert found.moves[-1].number == found.n_concepts
+    best = int(found.bounds.argmax())
+    assert int(found.numbers[best]) == found.n_concepts
+    assert float(found.bounds[best]) == bounds[-1]
+    assert set(range(1, found.n_concepts + 1)) <= set(found.numbers.tolist())
+    assert max(found.numbers) > found.n_concepts  # more were tried, and rejected
+    assert float(found.posterior.sum()) == pytest.approx(1)
+    assert (np.diff(found.evidence.numpy()) <= 0).all()
+    assert found.evidence.min() > 0  # what the best merge would lose
+
+
+def test_a_start_from_one_concept_has_to_split():
+    observations, _ = plant(5, 4)
+    found = find(observations, start=1)
+    search, _ = searching(observations)
+    everything = search.run(torch.zeros(1, observations.dim, dtype=torch.float64))
+    assert [move.kind for move in search.moves][:2] == ["start", "split"]
+    assert len(everything) == found.n_concepts == 4
+
+
+def test_what_lies_within_the_blur_is_one_concept_and_without_it_two():
+    rng = np.random.default_rng(0)
+    side = rng.integers(2, size=(120, 25))
+    far = rng.integers(2, size=(120, 25))
+    patches = 0.1 * rng.normal(size=(120, 25, 6))
+    patches[:, :, 0] += 30 * far
+    patches[:, :, 1] += side
+    observations = Observations(patches.astype(np.float32), np.ones((120, 25), np.float32))
+    assert find(observations, blur=0.0).n_concepts == 4
+    assert find(observations, blur=0.5).n_concepts <= 2
+
+
+def test_there_are_never_more_than_the_most_that_is_allowed():
+    observations, _ = plant(8, 8)
+    for start in (2, 100):
+        assert find(observations, start=start, most=5).n_concepts == 5
+
+
+def test_color_has_four_colours_and_black():
+    pytest.importorskip("timm")
+    from pace import Backbone
+    from pace.demo.vit import LAYER, SIZE, load_model
+    from pace.images import Color
+
+    backbone = Backbone(load_model(), layer=LAYER, count_cls=False)
+    images = Color("train", n_per_class=60, size=SIZE, seed=1)
+    assert find(backbone.observe(images, progress=False)).n_concepts == 5
+
+
+def test_patches_count_by_their_attention():
+    observations, _ = plant(2, 4, tokens=24)
+    other = plant(9, 4, tokens=24)[0].embeddings  # concepts that nothing looks at
+    embeddings = np.concatenate([observations.embeddings, other], 1)
+    attention = np.concatenate([np.ones((150, 24)), np.zeros((150, 24))], 1).astype(np.float32)
+    assert find(Observations(embeddings, attention)).n_concepts == 4
+
+
+def test_the_same_seed_gives_the_same_concepts():
+    observations, _ = plant(4, 6)
+    one, two = find(observations, seed=3), find(observations, seed=3)
+    assert torch.equal(one.means, two.means)
+    assert one.moves == two.moves
+
+
+def test_moving_the_embeddings_moves_the_concepts_and_nothing_else():
+    observations, _ = plant(4, 6)
+    moved = Observations(observations.embeddings * 4 + 8, observations.attention)
+    one, two = find(observations), find(moved)
+    assert two.n_concepts == one.n_concepts
+    np.testing.assert_allclose(two.means, one.means * 4 + 8, rtol=1e-3, atol=1e-3)
+
+
+def test_constant_embeddings_are_one_concept():
+    observations = Observations(np.ones((6, 9, 4), np.float32), np.ones((6, 9), np.float32))
+    assert find(observations).n_concepts == 1
+
+
+def test_a_selection_survives_a_file_and_says_what_it_found(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    found = find(plant(1, 4)[0])
+    save_file(found.tensors(), tmp_path / "selection.safetensors")
+    again = Selection.from_tensors(load_file(tmp_path / "selection.safetensors"))
+    assert again.moves == found.moves
+    assert torch.equal(again.means, found.means)
+    assert str(again) == str(found)
+    assert str(found).startswith("4 concepts, from 150 images")
+
+
+def test_bad_arguments_are_refused():
+    observations, _ = plant(1, 2, images=4)
+    with pytest.raises(ValueError, match="updates='exact'"):
+        select(observations, settings_of(PACE(updates="paper"), observations))
+    with pytest.raises(ValueError, match="start=0"):
+        find(observations, start=0)
+    with pytest.raises(ValueError, match="found start=100, most=300, blur=1"):
+        find(observations, blur=1.0)
+
+
+def searching(observations, kind=SharedCovariance, family="tied"):
+    settings = settings_of(PACE(device="cpu", dtype="float64"), observations)
+    sample = Sample.of(observations, settings)
+    spread = sample.x.T @ sample.x / len(sample.x)
+    return Search(sample, kind(spread, 0.1, spread), family, 1.0, 50, settings, lambda move: None), sample
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"), [(SharedCovariance, "tied"), (OwnCovariances, "full"), (OwnVariances, "diag")]
+)
+def test_what_a_merge_gains_is_what_the_bound_of_the_merged_partition_has_more(kind, family):
+    """From sums, with the same α and prior: the two ways to the merged bound agree but for what they round or hold fixed."""
+    observations, means = plant(0, 5, dim=6, images=40)
+    search, sample = searching(observations, kind, family)
+    found = search.run(torch.as_tensor(means) - sample.offset)
+    pairs, gains = search.merge_gains(found)
+    for pair, gain in zip(pairs.tolist(), gains.tolist(), strict=True):
+        merged = search.merged(found, [tuple(pair)], gain)
+        direct = search._evidence.total(merged.sums) - len(merged) * math.log(40) / 2
+        for counts, alpha in zip(merged.counts, merged.alpha.expand(len(merged.counts), -1), strict=True):
+            direct += float((torch.lgamma(counts + alpha) - torch.lgamma(alpha)).sum())
+            direct -= float(torch.lgamma((counts + alpha).sum()) - torch.lgamma(alpha.sum()))
+        # κ0 and s are chosen anew for the merged sums; nothing else may differ
+        assert direct - found.bound == pytest.approx(gain, rel=0.05, abs=5)
+
+
+def test_evidence_with_own_covariances_is_the_normal_inverse_wishart_marginal():
+    """One dimension, by numerical integration over μ and σ²."""
+    x = torch.tensor([0.3, -0.4, 1.1, 0.8], dtype=torch.float64)
+    kappa, likeness, within = 0.5, 4.0, 0.7
+    variance = torch.logspace(-3, 3, 1001, dtype=torch.float64)[:, None]
+    mean = torch.linspace(-12, 12, 1001, dtype=torch.float64)
+    log_likelihood = -(len(x) * torch.log(2 * math.pi * variance) / 2)
+    log_likelihood = log_likelihood - (x[:, None, None] - mean).square().sum(0) / (2 * variance)
+    log_prior = torch.log(kappa / (2 * math.pi * variance)) / 2 - kappa * mean.square() / (2 * variance)
+    shape, scale = (2 + likeness) / 2, likeness * within / 2
+    log_prior = (
+        log_prior + shape * math.log(scale) - math.lgamma(shape) - (shape + 1) * variance.log() - scale / variance
+    )
+    inner = torch.trapezoid((log_likelihood + log_prior).exp(), mean, dim=1)
+    expected = math.log(torch.trapezoid(inner, variance[:, 0]))
+    identity = torch.ones(1, 1, dtype=torch.float64)
+    n, first, second = torch.tensor([4.0], dtype=torch.float64), x.sum()[None, None], x.square().sum()
+    full = OwnCovariances(identity, 0.0, within * identity)
+    diag = OwnVariances(identity, 0.0, within * identity)
+    sums = {"weight": n, "first": first}
+    assert float(full._each(sums | {"second": second[None, None, None]}, kappa, likeness)) == pytest.approx(
+        expected, abs=1e-3
+    )
+    assert float(diag._each(sums | {"second": second[None, None]}, kappa, likeness)) == pytest.approx(
+        expected, abs=1e-3
+    )

@@ -1,0 +1,230 @@
+"""A fit that is stopped anywhere goes on and ends with the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import planted
+from sklearn.exceptions import ConvergenceWarning
+
+from pace import PACE, Observations
+from pace.checkpoints import Checkpoint
+
+DATA = planted(0, k=3, d=4, images=23, grid=(2, 3))
+QUICK = {"n_concepts": 3, "negatives": 5, "batch_size": 10, "max_iter": 2, "max_sweeps": 4, "head_steps": 3, "n_init": 1,
+         "device": "cpu"}  # fmt: skip
+KINDS = {
+    "full batch": {"covariance": "full"},
+    "low rank": {"covariance": "low_rank", "rank": 2},
+    "one view": {"covariance": "diag", "paired": False},
+    "online": {"minibatch": 8},
+    "refining": {"refine": 3, "max_iter": 1},
+}
+
+
+class Crash(BaseException):
+    """The power fails."""
+
+
+def fit(checkpoint=None, every=0.0, paired=True, **parameters):
+    chosen = QUICK | parameters
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return PACE(**chosen).fit(
+            DATA.observations,
+            perturbed=DATA.perturbed if paired else None,
+            checkpoint=checkpoint,
+            checkpoint_every=every,
+        )
+
+
+def same_bits(one, two):
+    names = ("means_", "covariances_", "label_head_", "pair_weights_", "alpha_", "concept_weights_", "refinement_")
+    assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in names)
+    assert one.lower_bounds_ == two.lower_bounds_
+    assert (one.n_iter_, one.n_steps_, one.converged_) == (two.n_iter_, two.n_steps_, two.converged_)
+    for name, tensor in one._statistics.tensors().items():
+        assert tensor.equal(two._statistics.tensors()[name]), name
+
+
+def crashing(monkeypatch, name, call):
+    """The power fails right after this call of a method of `Checkpoint`, or right before it for a negative number."""
+    real, calls = getattr(Checkpoint, name), []
+
+    def crash(self, *arguments):
+        calls.append(1)
+        if len(calls) == -call:
+            raise Crash
+        result = real(self, *arguments)
+        if len(calls) == call:
+            raise Crash
+        return result
+
+    monkeypatch.setattr(Checkpoint, name, crash)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_after_any_checkpoint_it_ends_as_if_nothing_had_happened(kind, tmp_path, monkeypatch):
+    whole = fit(**KINDS[kind])
+    stops = 0
+    while True:
+        with monkeypatch.context() as patch:
+            crashing(patch, "write", stops + 1)
+            try:
+                finished = fit(tmp_path / "fit", **KINDS[kind])
+                break
+            except Crash:
+                stops += 1
+        same_bits(fit(tmp_path / "fit", **KINDS[kind]), whole)
+        assert not (tmp_path / "fit").exists()
+    same_bits(finished, whole)
+    assert stops >= 6
+
+
+def test_stopped_again_and_again_it_still_gets_there(tmp_path, monkeypatch):
+    """Every attempt manages two checkpoints more; the first of these must not be lost."""
+    whole, attempts = fit(), 0
+    while True:
+        attempts += 1
+        with monkeypatch.context() as patch:
+            crashing(patch, "write", 2)
+            try:
+                finished = fit(tmp_path / "fit")
+                break
+            except Crash:
+                continue
+    same_bits(finished, whole)
+    assert attempts >= 4
+
+
+@pytest.mark.parametrize("name", ["_put", "_file"])
+def test_stopped_while_a_checkpoint_is_written_the_one_before_it_counts(name, tmp_path, monkeypatch):
+    whole = fit()
+    for call in (3, -3, 4, -4, 5):
+        with monkeypatch.context() as patch:
+            crashing(patch, name, call)
+            with pytest.raises(Crash):
+                fit(tmp_path / "fit")
+        same_bits(fit(tmp_path / "fit"), whole)
+
+
+PROGRAM = """
+import os, random, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch
+import test_checkpoints as t
+torch.set_num_threads(1)  # a forked process cannot have the threads of the one it came from
+os.chdir(sys.argv[2])
+options = {**t.KINDS[sys.argv[3]], "max_iter": 4}
+t.fit(**options).save("whole.safetensors", statistics=True)
+random.seed(len(sys.argv[3]))
+kills, longest = 0, 0.02
+while not os.path.exists("killed.safetensors"):
+    child = os.fork()
+    if child == 0:
+        t.fit("fit", **options).save("killed.safetensors", statistics=True)
+        os._exit(0)
+    time.sleep(random.uniform(0, longest))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    kills, longest = kills + 1, longest * 1.1
+print(kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes the way the kernel does")
+@pytest.mark.parametrize("kind", ["full batch", "online", "refining"])
+def test_killed_at_random_moments_it_ends_with_the_same_bits(kind, tmp_path):
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 5
+    same_bits(*(PACE.load(tmp_path / f"{name}.safetensors", device="cpu") for name in ("killed", "whole")))
+    assert not (tmp_path / "fit").exists() or not os.listdir(tmp_path / "fit")
+
+
+def stopped(folder, monkeypatch, **parameters):
+    with monkeypatch.context() as patch:
+        crashing(patch, "write", 3)
+        with pytest.raises(Crash):
+            fit(folder, **parameters)
+    return folder
+
+
+def test_nothing_is_written_before_it_is_time(tmp_path, monkeypatch):
+    crashing(monkeypatch, "write", 1)
+    fit(tmp_path / "fit", every=3600.0)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_of_other_settings_or_data_is_refused_in_one_line(tmp_path, monkeypatch):
+    folder = stopped(tmp_path / "fit", monkeypatch)
+    with pytest.raises(ValueError, match="n_concepts was 3 and is 2; remove it to begin anew") as caught:
+        fit(folder, n_concepts=2)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="checkpoint of another fit: perturbed was"):
+        fit(folder, paired=False)
+    other = Observations(DATA.perturbed.embeddings, DATA.perturbed.attention, DATA.perturbed.predictions)
+    monkeypatch.setattr("test_checkpoints.DATA", DATA._replace(observations=other))
+    with pytest.raises(ValueError, match="checkpoint of another fit: observations was"):
+        fit(folder)
+
+
+def test_the_batch_size_may_change_and_the_bits_stay(tmp_path, monkeypatch):
+    same_bits(fit(stopped(tmp_path / "fit", monkeypatch), batch_size=1), fit())
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "remove"])
+@pytest.mark.parametrize("file", ["common", "own-0", "index"])
+def test_a_damaged_checkpoint_is_an_error_that_names_it(file, spoil, tmp_path, monkeypatch):
+    folder = stopped(tmp_path / "fit", monkeypatch)
+    (path,) = folder.glob(f"{file}*")
+    content = bytearray(path.read_bytes())
+    if spoil == "flip":
+        content[len(content) // 2] ^= 0x80
+    path.write_bytes(content[:-40] if spoil == "cut" else content)
+    if spoil == "remove":
+        path.unlink()
+        if file == "index":  # a fit that never wrote one: begun anew
+            same_bits(fit(folder), fit())
+            return
+    with pytest.raises(ValueError, match=r"the checkpoint .*fit is damaged .*; remove it to begin anew"):
+        fit(folder)
+
+
+def test_a_folder_with_other_things_in_it_is_not_taken(tmp_path):
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(ValueError, match=r"holds holiday.jpg, which is not of a checkpoint"):
+        fit(tmp_path)
+    with pytest.raises(ValueError, match="is a file; expected a folder"):
+        fit(tmp_path / "holiday.jpg")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere to keep the checkpoint"):
+        fit(tmp_path / "nowhere" / "fit")
+    with pytest.raises(ValueError, match="checkpoint_every: expected seconds, 0 or more; found -1"):
+        fit(tmp_path / "fit", every=-1.0)
+
+
+def test_a_checkpoint_holds_no_code(tmp_path, monkeypatch):
+    folder = stopped(tmp_path / "fit", monkeypatch)
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+    assert json.loads((folder / "index.json").read_bytes())["format"] == "pace-checkpoint-1"
+
+
+def test_ctrl_c_leaves_the_checkpoint_to_go_on_from(tmp_path, monkeypatch):
+    import pace.fitting
+
+    update = pace.fitting.update
+
+    def interrupt(*arguments):
+        monkeypatch.setattr(pace.fitting, "update", update)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pace.fitting, "update", interrupt)
+    assert fit(tmp_path / "fit").interrupted_
+    assert (tmp_path / "fit" / "index.json").is_file()
+    same_bits(fit(tmp_path / "fit"), fit())
