@@ -47,18 +47,19 @@ def compare(covariance: str, d: int, n: int, k: int, repeats: int) -> dict[str, 
     observations = Observations(x.reshape(-1, TOKENS, d), np.ones((len(x) // TOKENS, TOKENS), np.float32))
     model = PACE(k, covariance=covariance, n_init=1, max_iter=1, max_sweeps=1, device="cpu", progress=False)
     settings = settings_of(model, observations)
-    concepts, prior, _ = model._start(observations, None, settings)
+    start = model._start(observations, None, settings)
+    concepts, prior = start.concepts, start.prior
 
     theirs = GaussianMixture(k, covariance_type=covariance, reg_covar=1e-4)
     theirs.weights_, theirs.means_ = (
         np.full(k, 1 / k, np.float32),
         concepts.gaussians.means.numpy() + concepts.offset.numpy(),
     )
-    start = prior.covariance.numpy()
+    spread = prior.covariance.numpy()
     if covariance == "full":
         theirs.precisions_cholesky_ = concepts.gaussians.precision_cholesky.numpy()
     else:
-        theirs.precisions_cholesky_ = np.tile(1 / np.sqrt(np.diag(start)), (k, 1)).astype(np.float32)
+        theirs.precisions_cholesky_ = np.tile(1 / np.sqrt(np.diag(spread)), (k, 1)).astype(np.float32)
 
     def sklearn_pass() -> None:
         _, responsibilities = theirs._e_step(x)

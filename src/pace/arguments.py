@@ -37,8 +37,12 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
     }
     for name, lowest in least.items():
         value = getattr(model, name)
-        if not isinstance(value, (int, np.integer)) or value < lowest:
-            raise ValueError(f"{name}: expected a whole number of at least {lowest}; found {value!r}")
+        found = name == "n_concepts" and isinstance(value, str) and value == "auto"
+        if not found and (not isinstance(value, (int, np.integer)) or value < lowest):
+            also = " or 'auto'" if name == "n_concepts" else ""
+            raise ValueError(f"{name}: expected a whole number of at least {lowest}{also}; found {value!r}")
+    if isinstance(model.n_concepts, str) and (model.updates != "exact" or not isinstance(model.init, str)):
+        raise ValueError("n_concepts='auto' needs updates='exact' and init='k-means++'")
     if model.refine != "auto" and (not isinstance(model.refine, (int, np.integer)) or model.refine < 0):
         raise ValueError(f"refine: expected a whole number of at least 0 or 'auto'; found {model.refine!r}")
     weights = ("faithfulness_weight", "stability_weight")
@@ -140,15 +144,15 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def alpha_of(model: PACE, observations: Observations, settings: Settings) -> Tensor:
+def alpha_of(model: PACE, n_concepts: int, observations: Observations, settings: Settings) -> Tensor:
     weak = 0.1 * settings.image_weight(observations.n_tokens) / observations.n_tokens
     if isinstance(model.alpha, str) and model.alpha != "learn":
         raise ValueError(f"alpha: expected a number, an array, 'learn' or None; found {model.alpha!r}")
     given = weak if model.alpha is None or isinstance(model.alpha, str) else model.alpha
     alpha = torch.as_tensor(np.asarray(given, dtype=np.float64), device=settings.device)
-    if alpha.dim() > 1 or (alpha.dim() == 1 and len(alpha) != model.n_concepts) or not bool((alpha > 0).all()):
-        raise ValueError(f"alpha: expected one positive number or {model.n_concepts} of them; found {model.alpha!r}")
-    return alpha.expand(model.n_concepts).clone()
+    if alpha.dim() > 1 or (alpha.dim() == 1 and len(alpha) != n_concepts) or not bool((alpha > 0).all()):
+        raise ValueError(f"alpha: expected one positive number or {n_concepts} of them; found {model.alpha!r}")
+    return alpha.expand(n_concepts).clone()
 
 
 def prior_strength_of(model: PACE, observations: Observations, settings: Settings) -> float:

@@ -26,11 +26,12 @@ from pace.arguments import (
 from pace.checkpoints import Checkpoint, likeness
 from pace.distributed import Team
 from pace.explanation import Array, Explanation
-from pace.fitting import Fitting, bound_of
+from pace.fitting import Fitting, Start, bound_of
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
 from pace.model.refining import IMAGES as REFINING_IMAGES
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
+from pace.model.selecting import Selection, select
 from pace.model.statistics import Statistics
 from pace.observations import Observations
 from pace.progress import progress
@@ -58,8 +59,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    n_concepts : int
-        K, the number of concepts.
+    n_concepts : int or "auto"
+        K, the number of concepts; "auto" finds it (docs/number-of-concepts.md) and leaves `selection_`.
     covariance : {"full", "diag", "tied", "low_rank"}
         Covariance of a concept: its own; diagonal; one for all concepts; diagonal plus `rank` directions.
     updates : {"exact", "paper"}
@@ -113,7 +114,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_concepts: int = 100,
+        n_concepts: int | str = 100,
         *,
         covariance: str = "tied",
         updates: str = "exact",
@@ -177,6 +178,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
+    selection_: Selection | None  # how K was found, with n_concepts="auto"
     n_steps_: int
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         before = self.n_steps_ if plan.past is not None and self.minibatch is not None else 0
         self.lower_bounds_, self.n_iter_, self.n_steps_ = course.bounds, len(course.bounds), before + course.steps
         self.converged_, self.interrupted_ = course.converged, course.interrupted
-        self.refinement_ = course.refinement
+        self.refinement_, self.selection_ = course.refinement, course.selection
         self._describe(observations, settings)
         unit = "epochs" if self.minibatch is None else "minibatches"
         if course.interrupted:
@@ -246,7 +248,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     "this model was saved without its statistics; save(path, statistics=True) to go on later"
                 )
         else:
-            concepts, prior, _ = self._start(observations, perturbed, settings)
+            begin = self._start(observations, perturbed, settings)
+            concepts, prior, self.selection_ = begin.concepts, begin.prior, begin.selection
             past, steps, bounds = None, 0, []
         fresh = pass_over(observations, perturbed, concepts, settings)
         bound = bound_of(fresh, concepts, prior, float(fresh.images))
@@ -267,7 +270,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         perturbed: Observations | None,
         settings: Settings,
         report: Callable[[int], object] = lambda images: None,
-    ) -> tuple[Concepts, Prior, bool]:
+    ) -> Start:
         """The best of several starts, by the bound after a few epochs on a sample of the images.
 
         Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
@@ -276,20 +279,24 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self._check_fits(observations)
             self._check_unchanged()
             concepts = self._concepts.to(settings.device, settings.dtype)
-            return concepts, Prior(self._prior.covariance.to(settings.device), self._prior.strength), False
+            return Start(concepts, Prior(self._prior.covariance.to(settings.device), self._prior.strength))
         rng = np.random.default_rng(self.seed)
-        sample = draw_sample(observations, self.n_concepts, settings, rng)
-        if isinstance(self.init, str):
-            clusters = [cluster(sample, self.n_concepts, int(rng.integers(2**31))) for _ in range(self.n_init)]
+        selection = self._select(observations, settings, report) if isinstance(self.n_concepts, str) else None
+        n_concepts = int(self.n_concepts) if selection is None else selection.n_concepts
+        sample = draw_sample(observations, n_concepts, settings, rng)
+        if selection is not None:
+            clusters = [(selection.means.to(settings.device) - sample.offset, 0.0)]
+        elif isinstance(self.init, str):
+            clusters = [cluster(sample, n_concepts, int(rng.integers(2**31))) for _ in range(self.n_init)]
         else:
             means = torch.as_tensor(np.asarray(self.init)).to(settings.device, settings.dtype)
-            if means.shape != (self.n_concepts, observations.dim):
-                expected = (self.n_concepts, observations.dim)
+            if means.shape != (n_concepts, observations.dim):
+                expected = (n_concepts, observations.dim)
                 raise ValueError(f"init: expected means of shape {expected}; found {tuple(means.shape)}")
             clusters = [(means - sample.offset, 0.0)]
         tightest = min(clusters, key=lambda found: found[1])[0]
         prior = Prior(within_covariance(sample, tightest), prior_strength_of(self, observations, settings))
-        alpha = alpha_of(self, observations, settings)
+        alpha = alpha_of(self, n_concepts, observations, settings)
         starts = [
             place(means, sample, prior, alpha, observations.n_classes, self.covariance, self.rank)
             for means, _ in clusters
@@ -301,8 +308,18 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 if bound > best_bound:
                     best, best_bound = start, bound
         except KeyboardInterrupt:
-            return best, prior, True
-        return best, prior, False
+            return Start(best, prior, selection, interrupted=True)
+        return Start(best, prior, selection)
+
+    def _select(self, observations: Observations, settings: Settings, report: Callable[[int], object]) -> Selection:
+        return select(
+            observations,
+            settings,
+            covariance=self.covariance,
+            strength=prior_strength_of(self, observations, settings),
+            seed=self.seed,
+            report=lambda move: report(0),
+        )
 
     def _trial(
         self,
@@ -480,7 +497,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "updates": self.updates_,
         }
         for name, value in fitted.items():
-            if getattr(self, name) != value:
+            if getattr(self, name) != value and not (name == "n_concepts" and self.n_concepts == "auto"):
                 raise ValueError(f"{name}: this model was fitted with {value!r}; clone it to learn with another")
 
     def _about(self, observations: Observations, perturbed: Observations | None) -> dict[str, Any]:
@@ -491,7 +508,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
         weight = None if self._statistics is None else self._statistics.moments["weight"]
-        self.concept_weights_ = np.full(self.n_concepts, np.nan) if weight is None else _numpy(weight) * scale
+        self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_ = observations.dim
 

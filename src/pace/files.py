@@ -19,6 +19,7 @@ from pace.explainer import PACE
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, under
 from pace.model.objective import Bound
+from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
 
 FORMAT = "pace-model-1"
@@ -34,6 +35,8 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
     tensors["refinement"] = torch.from_numpy(model.refinement_)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
+    if model.selection_ is not None:
+        tensors |= {f"selection.{name}": t for name, t in model.selection_.tensors().items()}
     if statistics and model._statistics is not None:
         tensors |= {f"statistics.{name}": t for name, t in model._statistics.tensors().items()}
     header = {
@@ -71,7 +74,8 @@ def load_model(kind: type[PACE], path: str | PathLike[str]) -> PACE:
 
 
 def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
-    if not all(bool(torch.isfinite(tensor).all()) for name, tensor in tensors.items() if name != "concept_weights"):
+    may_lack = ("concept_weights", "selection.evidence")  # of an interrupted fit, and of a concept without neighbours
+    if not all(bool(torch.isfinite(tensor).all()) for name, tensor in tensors.items() if name not in may_lack):
         raise TypeError("a number in it is not finite")
     model = kind(**header["parameters"])
     model.updates_ = header["updates"]
@@ -81,6 +85,8 @@ def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor
     model._statistics = Statistics.from_tensors(statistics) if statistics else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()
+    selection = under("selection.", tensors)
+    model.selection_ = Selection.from_tensors(selection) if selection else None
     model.concept_weights_ = tensors["concept_weights"].numpy()
     model.n_iter_, model.n_steps_ = len(model.lower_bounds_), header["n_steps"]
     model.converged_, model.interrupted_ = header["converged"], header["interrupted"]

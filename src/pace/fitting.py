@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,20 @@ from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Expectation, Memory, Settings, under, update
 from pace.model.objective import Bound
 from pace.model.refining import Refinement, refine
+from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
 from pace.observations import Observations
 from pace.progress import Advance
 
-Start = Callable[[], tuple[Concepts, Prior, bool]]
+
+class Start(NamedTuple):
+    """Where a fit begins."""
+
+    concepts: Concepts
+    prior: Prior
+    selection: Selection | None = None  # how the number of concepts was found
+    interrupted: bool = False  # before all starts were compared
+
 
 _ROUNDS = 6  # of mixing, in a shuffle
 
@@ -50,6 +60,7 @@ class Course:
 
     concepts: Concepts
     prior: Prior
+    selection: Selection | None = None
     statistics: Statistics | None = None  # what the concepts were learned from
     bounds: list[Bound] = field(default_factory=list)
     steps: int = 0  # minibatches so far
@@ -84,7 +95,7 @@ class Fitting:
         self._negatives = None if perturbed is None else settings.negatives
         self._visits = Visits(len(observations), self._negatives, team.rank, team.size)
 
-    def run(self, start: Start) -> Course:
+    def run(self, start: Callable[[], Start]) -> Course:
         """From the start or, where there is a checkpoint, from there. Ctrl-C ends it with what was learned so far.
 
         Of several processes none can stop alone: there Ctrl-C is raised.
@@ -244,16 +255,20 @@ class Fitting:
 
     # -- beginning, pausing, resuming -------------------------------------------------------------------------------------
 
-    def _begin(self, start: Start) -> Course:
+    def _begin(self, start: Callable[[], Start]) -> Course:
         """The first process finds where to start, for all."""
         interrupted, found = False, {}
         if self._team.rank == 0:
-            concepts, prior, interrupted = start()
-            strength = torch.tensor(prior.strength, dtype=torch.float64)
-            found = concepts.tensors() | {"prior.covariance": prior.covariance, "prior.strength": strength}
+            begin = start()
+            interrupted, strength = begin.interrupted, torch.tensor(begin.prior.strength, dtype=torch.float64)
+            found = begin.concepts.tensors() | {
+                "prior.covariance": begin.prior.covariance,
+                "prior.strength": strength,
+                **_selection_tensors(begin.selection),
+            }
         found = self._team.from_first(found)
         prior = Prior(found.pop("prior.covariance").to(self._settings.device), float(found.pop("prior.strength")))
-        course = Course(self._concepts(found), prior, self._plan.past, interrupted=interrupted)
+        course = Course(self._concepts(found), prior, _selection(found), self._plan.past, interrupted=interrupted)
         if self._plan.minibatch is None:
             course.memory = self._no_memory(len(course.concepts))
         self._advance(len(self._observations))
@@ -282,6 +297,7 @@ class Fitting:
             "prior.strength": torch.tensor(course.prior.strength, dtype=torch.float64),
             "bounds": bounds,
             "refinement": torch.from_numpy(course.refinement),
+            **_selection_tensors(course.selection),
         }
         # Copies, since what refining leaves alone is the concepts' own, and a file holds nothing twice.
         common |= {f"refining.{name}": tensor.clone() for name, tensor in (course.refining or {}).items()}
@@ -302,6 +318,7 @@ class Fitting:
         course = Course(
             self._concepts(common),
             Prior(common["prior.covariance"].to(device), float(common["prior.strength"])),
+            _selection(common),
             statistics=Statistics.from_tensors(statistics).map(lambda t: t.to(device)) if statistics else None,
             bounds=[Bound(*row) for row in common["bounds"].tolist()],
             steps=numbers["steps"],
@@ -325,6 +342,15 @@ class Fitting:
     def _no_memory(self, n_concepts: int) -> Memory:
         own, tokens = self._visits.own_images, self._observations.n_tokens
         return Memory(len(self._views), own, n_concepts, tokens, self._settings)
+
+
+def _selection_tensors(selection: Selection | None) -> dict[str, Tensor]:
+    return {} if selection is None else {f"selection.{name}": t for name, t in selection.tensors().items()}
+
+
+def _selection(tensors: dict[str, Tensor]) -> Selection | None:
+    found = under("selection.", tensors)
+    return Selection.from_tensors(found) if found else None
 
 
 def bound_of(statistics: Statistics, concepts: Concepts, prior: Prior, images: float) -> Bound:

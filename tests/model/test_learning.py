@@ -156,7 +156,8 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(family):
     data = small(2, images=24)
     model = PACE(4, covariance=family, rank=2, negatives=6, dtype="float64", device="cpu")
     settings = settings_of(model, data.observations)
-    concepts, prior, _ = model._start(data.observations, data.perturbed, settings)
+    start = model._start(data.observations, data.perturbed, settings)
+    concepts, prior = start.concepts, start.prior
     concepts = update(concepts, pass_over(data.observations, data.perturbed, concepts, settings), prior, settings)
     whole = pass_over(data.observations, data.perturbed, concepts, settings)
     # Images 0, 4, 8, … are one group of negatives. Two parts of two groups each, laid out so that they stay groups.
