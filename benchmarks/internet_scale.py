@@ -1,6 +1,6 @@
 """What one pass over a very large set of images takes, bottleneck by bottleneck, from rates measured elsewhere.
 
-    uv run python benchmarks/internet_scale.py --forward 2500 --learn 12000 --decode 250 --m-step 0.4
+    uv run python benchmarks/internet_scale.py --forward 11354 --learn 17833 --decode 203 --m-step 0.12
 
 Rates are those of one GPU (and one core for decoding); `benchmarks/extraction.py`, `em_pass.py` and `scaling.py` measure them.
 Nothing here is measured: it multiplies.

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pace import PACE, Observations
+from pace.arguments import refinement_of
 from pace.model.refining import _folded
 
 D, TOKENS, CLASSES = 12, 16, 3
@@ -116,3 +117,29 @@ def test_refining_needs_something_to_refine_for():
     bare = Observations(TRAIN.embeddings, TRAIN.attention)
     with pytest.raises(ValueError, match="predictions or perturbed"):
         PACE(3, covariance="tied", refine=1, device="cpu").fit(bare)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "pairs", "steps"),
+    [
+        (1000, {}, True, 1000),
+        (999, {}, True, 0),
+        (1000, {}, False, 0),
+        (1000, {"covariance": "diag"}, True, 0),
+        (1000, {"updates": "paper"}, True, 0),
+        (1000, {"minibatch": 100}, True, 0),
+        (20, {"refine": 7}, True, 7),
+        (1000, {"refine": 0}, True, 0),
+    ],
+)
+def test_by_default_concepts_are_refined_where_there_is_enough_to_go_by(images, options, pairs, steps):
+    view = Observations(np.ones((images, 2, 3), np.float32), np.ones((images, 2)), np.full((images, 2), 0.5))
+    found = refinement_of(PACE(4, **options), view, view if pairs else None)
+    assert (0 if found is None else found.steps) == steps
+
+
+@pytest.mark.parametrize("steps", ["some", -1, 1.5])
+def test_other_words_and_numbers_of_steps_are_refused(steps):
+    view = Observations(np.ones((4, 2, 3), np.float32), np.ones((4, 2)))
+    with pytest.raises(ValueError, match="refine: expected a whole number of at least 0 or 'auto'"):
+        PACE(2, refine=steps).fit(view)

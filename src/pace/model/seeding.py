@@ -32,13 +32,13 @@ class Sample:
 
 def draw_sample(observations: Observations, n_concepts: int, settings: Settings, rng: np.random.Generator) -> Sample:
     """`PATCHES_PER_CONCEPT` patches for every concept, or all there are, evenly from as many images as may be."""
-    order = rng.permutation(len(observations))
     wanted = PATCHES_PER_CONCEPT * n_concepts
     few = max(_TRIAL_IMAGES, -(-wanted // observations.n_tokens))
-    spread = max(few, _SPREAD)
-    patches, weights = _draw(observations, np.sort(order[:spread]), wanted, settings, rng)
-    if len(patches) < wanted and spread < len(observations):  # tokens without attention do not count
-        patches, weights = _draw(observations, np.sort(order), wanted, settings, rng)
+    # Not a permutation of all images, which would take memory for each.
+    order = rng.choice(len(observations), min(max(few, _SPREAD), len(observations)), replace=False)
+    patches, weights = _draw(observations, np.sort(order), wanted, settings, rng)
+    if len(patches) < wanted and len(order) < len(observations):  # tokens without attention do not count
+        patches, weights = _draw(observations, np.arange(len(observations)), wanted, settings, rng)
     if len(patches) < n_concepts:
         found = len(patches)
         raise ValueError(

@@ -111,7 +111,8 @@ def select(
     if min(start, most) < 1 or not 0 <= blur < 1:
         raise ValueError(f"expected start, most ≥ 1 and 0 ≤ blur < 1; found start={start}, most={most}, blur={blur}")
     rng = np.random.default_rng(seed)
-    images = np.sort(rng.permutation(len(observations))[: max(_IMAGES, -(-_PATCHES // observations.n_tokens))])
+    wanted = min(max(_IMAGES, -(-_PATCHES // observations.n_tokens)), len(observations))
+    images = np.sort(rng.choice(len(observations), wanted, replace=False))
     sample = Sample.of(observations[images], settings)
     means = sketch(sample.x, sample.weights, start, most, blur, rng)
     spread = covariance_of(sample.x, sample.weights)
