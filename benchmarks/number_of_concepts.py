@@ -54,6 +54,7 @@ def fit_seconds(observations: Observations, covariance: str, number: int, **opti
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--timed", type=int, default=2, help="seeds on which the cost is measured")
     parser.add_argument("--covariance", default="tied")
     parser.add_argument("--numbers", type=int, nargs="+", default=[3, 12, 40])
@@ -67,13 +68,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|", flush=True)
     for number in arguments.numbers:
         for dim in arguments.dims:
-            data = [plant(seed, number, dim, arguments.covariance) for seed in range(arguments.seeds)]
+            first = arguments.first_seed
+            data = [plant(seed, number, dim, arguments.covariance) for seed in range(first, first + arguments.seeds)]
             plain: dict[tuple[int, int], float] = {}
             for start in arguments.starts:
                 found, seconds, costs = [], [], []
                 for seed, observations in enumerate(data):
                     began = time.process_time()
-                    selection = find(observations, arguments.covariance, start, seed)
+                    selection = find(observations, arguments.covariance, start, first + seed)
                     seconds.append(time.process_time() - began)
                     k = selection.n_concepts
                     found.append(k)
@@ -86,7 +88,7 @@ def main() -> None:
                 counts = ", ".join(f"{k} x {found.count(k)}" for k in sorted(set(found)))
                 print(
                     f"| {number} | {dim} | {start} | {right} of {len(found)} | {counts} | {np.mean(seconds):.2f} "
-                    f"| {np.mean(costs):.2f} |",
+                    f"| {np.mean(costs) if costs else float('nan'):.2f} |",
                     flush=True,
                 )
 

@@ -23,6 +23,7 @@ KINDS = {
     "low rank": {"covariance": "low_rank", "rank": 2},
     "online": {"minibatch": 11},
     "refining": {"refine": 3, "max_iter": 1},
+    "number found": {"n_concepts": "auto"},
     "more processes than groups": {"negatives": 23},
 }
 
@@ -136,6 +137,14 @@ def test_two_and_three_processes_learn_what_one_learns(kind, folder):
         for other in found[1:]:  # all of them end with the same bits
             assert np.array_equal(found[0].means_, other.means_)
             assert np.array_equal(found[0].label_head_, other.label_head_)
+
+
+def test_the_first_process_finds_the_number_for_all(folder):
+    alone = fit("number found").selection_
+    for rank in (0, 1):
+        found = PACE.load(folder / f"2-{rank}-number found.safetensors").selection_
+        assert found.moves == alone.moves
+        assert found.evidence.equal(alone.evidence)
 
 
 @pytest.mark.parametrize("kind", ["full batch", "online"])

@@ -76,6 +76,15 @@ def test_a_fitted_model_lists_its_concepts_by_use(fitted, without_matplotlib):
     assert model._repr_mimebundle_()["text/html"] == html
 
 
+def test_a_model_says_whether_the_number_of_its_concepts_was_found(fitted):
+    model, observations = fitted
+    assert "their number found" not in model._repr_html_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = PACE("auto", max_iter=1).fit(observations)
+    assert "their number found in 12 images" in found._repr_html_()
+
+
 def test_many_concepts_are_folded_away():
     data = planted(k=12, d=8, images=20, grid=(4, 4))
     bare = Observations(data.observations.embeddings, data.observations.attention)

@@ -211,9 +211,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         steps = plan.refinement.steps if plan.refinement else 0
         work = epochs * len(observations) + steps * REFINING_IMAGES
         with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
-            starting = partial(advance, 0, "finding where to start")
             fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance)
-            course = fitting.run(lambda: self._start(observations, perturbed, settings, lambda images: starting()))
+            course = fitting.run(lambda: self._start(observations, perturbed, settings, partial(advance, 0)))
         # Only now does the model change, so that a fit that fails leaves the one before it.
         self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
         before = self.n_steps_ if plan.past is not None and self.minibatch is not None else 0
@@ -269,7 +268,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         observations: Observations,
         perturbed: Observations | None,
         settings: Settings,
-        report: Callable[[int], object] = lambda images: None,
+        report: Callable[[str], object] = lambda note: None,
     ) -> Start:
         """The best of several starts, by the bound after a few epochs on a sample of the images.
 
@@ -311,14 +310,15 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             return Start(best, prior, selection, interrupted=True)
         return Start(best, prior, selection)
 
-    def _select(self, observations: Observations, settings: Settings, report: Callable[[int], object]) -> Selection:
+    def _select(self, observations: Observations, settings: Settings, report: Callable[[str], object]) -> Selection:
+        report("how many concepts?")
         return select(
             observations,
             settings,
             covariance=self.covariance,
             strength=prior_strength_of(self, observations, settings),
             seed=self.seed,
-            report=lambda move: report(0),
+            report=lambda move: report(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
         )
 
     def _trial(
@@ -329,13 +329,13 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         sample: Sample,
         prior: Prior,
         settings: Settings,
-        report: Callable[[int], object],
+        report: Callable[[str], object],
     ) -> float:
         some = observations[sample.images]
         pair = None if perturbed is None else perturbed[sample.images]
         memory = Memory(1 if pair is None else 2, len(some), len(start), some.n_tokens, settings)
         for _ in range(_TRIAL_EPOCHS):
-            statistics = pass_over(some, pair, start, settings, memory, report)
+            statistics = pass_over(some, pair, start, settings, memory, lambda images: report("finding where to start"))
             bound = bound_of(statistics, start, prior, float(statistics.images)).total
             start = update(start, statistics, prior, settings)
         return bound

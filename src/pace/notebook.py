@@ -48,6 +48,7 @@ def model_html(model: PACE) -> str:
     first, rest = order[:_CONCEPTS], order[_CONCEPTS:]
     about = [
         f"{len(share)} concepts, {len(empty)} of them unused",
+        *([] if model.selection_ is None else [f"their number found in {model.selection_.images} images"]),
         f"{model.covariance} covariances, {model.updates_} updates",
         f"{model.n_iter_} {'batches' if model.n_steps_ else 'epochs'}",
     ]

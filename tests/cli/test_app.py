@@ -92,7 +92,8 @@ def test_the_datasets_are_those_that_can_be_opened():
     [
         (["nothing"], "No such command 'nothing'"),
         (["fit", "--nothing"], "No such option"),
-        (["fit", "--concepts", "few"], "--concepts"),
+        (["fit", "--concepts", "few"], "few is neither a whole number of at least 1 nor auto"),
+        (["fit", "--n-concepts", "1.5"], "1.5 is neither"),
         (["fit", "--concepts", "0"], "--concepts"),
         (["extract", "--images", "color"], "--model"),
         (["explain"], "pictures"),

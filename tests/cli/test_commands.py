@@ -38,6 +38,58 @@ def test_fit_prints_the_concepts_and_what_to_do_next(pace: Pace, tmp_path: Path)
     assert "\x1b" not in outcome.out
 
 
+@pytest.mark.parametrize("how", [("--concepts",), ("--n-concepts",), ("-k",), ("--minibatch", "5", "--concepts")])
+def test_fit_finds_the_number_and_says_how_sure_it_is(how: tuple[str, ...], pace: Pace, tmp_path: Path):
+    from pace import PACE
+
+    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, *how, "auto", "--out", tmp_path / "run")
+    assert outcome.code == 0
+    model = PACE.load(tmp_path / "run" / "concepts.safetensors", device="cpu")
+    assert model.selection_ is not None
+    k = len(model.means_)
+    results = record(tmp_path / "run")["results"]
+    assert results["concepts"] == len(results["shares"]) == k
+    assert f"{k} of {k} concepts in use" in outcome.out
+    lines = outcome.out.splitlines()
+    assert lines[: len(str(model.selection_).splitlines())] == str(model.selection_).splitlines()
+    assert "far too sure" in outcome.out
+
+
+def test_the_record_has_how_the_number_was_found(elsewhere: Path):
+    auto = ("--images", "shop/photos", *SHOP_MODEL, *QUICK, "--concepts", "auto", "--out", "found", "--json")
+    document = invoke("fit", *auto).document
+    assert document["configuration"]["concepts"] == "auto"
+    selection = document["results"]["selection"]
+    best = max(range(len(selection["bounds"])), key=lambda index: selection["bounds"][index])
+    assert selection["numbers"][best] == document["results"]["concepts"] == len(selection["evidence"])
+    assert sum(selection["posterior"]) == pytest.approx(1)
+    assert selection["moves"][0]["kind"] == "start"
+    assert selection["images"] == 12
+    again = invoke("fit", "--config", "found", "--out", "again", "--json").document
+    assert again["results"]["selection"] == selection
+    report = invoke("report", "--run", "found", "--out", "page", "--json").document
+    assert report["status"] == "finished"
+    assert 'href="#/number"' in (elsewhere / "page" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_number_that_was_given_is_not_said_to_be_found(workshop: Path):
+    assert record(workshop / "fit")["results"]["selection"] is None
+
+
+def test_a_number_beyond_which_nothing_was_tried_is_no_answer(
+    pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from functools import partial
+
+    from pace.model.selecting import select
+
+    fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--concepts", "auto", "--out")
+    monkeypatch.setattr("pace.explainer.select", partial(select, start=1, most=1))
+    outcome = pace(*fit, tmp_path / "few")
+    assert "1 concepts, from 12 images" in outcome.out
+    assert "larger numbers were not tried: set --concepts by hand" in outcome.out
+
+
 def test_a_limit_draws_from_all_classes(pace: Pace, tmp_path: Path):
     outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--limit", "8", "--out", tmp_path / "run", "--json")
     assert outcome.document["images"]["count"] == 8

@@ -23,18 +23,20 @@ from pace.figures import (  # noqa: E402
     class_concepts,
     concept_gallery,
     concept_map,
+    number_of_concepts,
     overlay,
     save,
     theta_bars,
     three_levels,
 )
+from pace.model.selecting import Move, Selection  # noqa: E402
 
 NAMES = [r"a_b $x^2$ \frac{", "鷹 🦅\x00\n" + "very " * 40 + "long", "<b>&amp; class_100%</b>"]
 
 
 @cache
 def fitted(k=4, grid=(4, 6), images=24, covariance="diag", seed=0, d=12, **options):
-    data = planted(seed=seed, k=min(k, 12), d=d, images=images, grid=grid)
+    data = planted(seed=seed, k=4 if k == "auto" else min(k, 12), d=d, images=images, grid=grid)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = PACE(k, covariance=covariance, max_iter=5, n_init=1, seed=seed, **options).fit(data.observations)
@@ -195,6 +197,31 @@ def test_the_bound_has_a_panel_for_each_term_the_model_has():
     assert "batch" in [text for text, _ in drawn_texts(bound(PACE(3, n_init=1).partial_fit(bare)))]
 
 
+@pytest.mark.parametrize("k", [1, 3, 12])
+def test_the_number_of_concepts_is_marked_where_the_bound_is_best(k):
+    model = copy.copy(fitted(3)[0])
+    numbers = torch.arange(1, k + 3)
+    bounds = -1e5 * (numbers - k).abs().double()
+    model.selection_ = Selection(torch.zeros(k, 12), torch.zeros(k), numbers, bounds, (Move("start", k, 0.0),), 24)
+    figure = number_of_concepts(model)
+    assert_legible(figure)
+    whole, near = figure.axes[1], figure.axes[-1]
+    np.testing.assert_allclose(whole.lines[0].get_xydata(), np.stack([numbers, bounds], 1))
+    for panel in (whole, near):
+        assert panel.lines[1].get_xydata().tolist() == [[k, 0]]
+    assert len(figure.axes) == (2 if k < 5 else 3)
+    assert near.lines[0].get_xdata().tolist() == [n for n in numbers.tolist() if abs(n - k) <= 3]
+
+
+def test_what_was_found_by_a_fit_can_be_drawn():
+    model, _ = fitted("auto", covariance="tied")
+    assert_legible(number_of_concepts(model))
+    assert any(
+        f"{len(model.means_)} concepts, found in 24 images" in text
+        for text, _ in drawn_texts(number_of_concepts(model))
+    )
+
+
 def test_bars_show_theta_and_its_interval_and_the_rest_adds_up():
     gamma = np.array([[6.0, 3.0, 1.0, 0.5, 0.5]])
     explanation = Explanation(gamma / gamma.sum(), gamma)
@@ -298,6 +325,7 @@ def test_figures_do_not_import_pyplot():
          "classes need predictions"),
         (lambda m, o, i: overlay(i[:2], m.explain(o), 0), "expected the 24 that were explained; found 2"),
         (lambda m, o, i: theta_bars(m.explain(o), [0, 1], titles=["a"]), "titles: expected 2"),
+        (lambda m, o, i: number_of_concepts(m), "the number of concepts was given, not found"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_said(call, message):

@@ -23,7 +23,7 @@ def case():
     model = fit(known.observations, known.perturbed, n_concepts=8, max_iter=6)
     explanation = model.explain(known.observations)
     phi = explanation.phi.copy()
-    phi[:, :, :6] += phi[:, :, 6:].sum(2, keepdims=True) / 6
+    phi[:, :, 0] += phi[:, :, 6:].sum(2)  # to one of them: the page keeps four concepts of a patch
     phi[:, :, 6:] = 0
     scores = Scores(
         [
@@ -62,6 +62,15 @@ def report(case, tmp_path_factory):
         preprocessing=case.preprocessing,
         title=HOSTILE_TITLE,
     )
+
+
+@pytest.fixture(scope="session")
+def counted(case, tmp_path_factory):
+    """A report of a model that found the number of its concepts, and the model."""
+    model = fit(case.observations, n_concepts="auto", max_iter=2)
+    path = tmp_path_factory.mktemp("counted") / "report.html"
+    write_report(path, model, case.images.pixels, case.observations, scores=case.scores)
+    return SimpleNamespace(path=path, model=model)
 
 
 @pytest.fixture(scope="session")

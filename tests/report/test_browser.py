@@ -177,6 +177,41 @@ def test_the_number_of_warnings_is_on_the_way_to_trust_in_every_view(report, ope
     expect(page.get_by_role("link", name=re.compile(r"Trust\s*, \d+ warning"))).to_be_visible()
 
 
+def test_the_number_of_concepts_is_a_view_of_models_that_found_it(counted, report, open_page):
+    selection = counted.model.selection_
+    k = selection.n_concepts
+    page = open_page(counted.path)
+    page.get_by_role("link", name="Number").click()
+    arrived(page, "number")
+    assert heading(page) == f"{k} concepts were found"
+    assert "far too sure" in page.get_by_role("region", name="Far too sure of itself").inner_text().lower()
+    assert page.get_by_role("img", name=re.compile(f"best with {k}, ")).first.is_visible()
+    rows = page.locator("table tbody tr").all_inner_texts()
+    near = [number for number in selection.numbers.tolist() if abs(number - k) <= 3]
+    assert [int(re.match(r"\d+", row)[0]) for row in rows] == near
+    assert page.locator("tr.found").inner_text().split()[-1] == f"{float(selection.posterior.max()):.3f}"
+    concepts = page.get_by_role("list", name="Concepts, those with most evidence first").get_by_role("listitem")
+    assert concepts.get_by_role("link").all_inner_texts() == [f"Concept {rank}" for rank in range(k)]
+    assert f"{selection.evidence[0]:,.0f} nats" in concepts.first.inner_text()
+    concepts.get_by_role("link").last.click()
+    expect(page.locator("main h1")).to_have_text(f"Concept {k - 1}")
+    # a link to it in a report of a model that was told the number shows something all the same
+    other = open_page(report, "#/number")
+    assert heading(other) == "6 concepts in 24 images"
+    assert other.get_by_role("link", name="Number").count() == 0
+
+
+def test_the_curve_of_the_number_is_highest_at_the_line(counted, open_page):
+    page = open_page(counted.path, "#/number")
+    chart = page.locator(".chart").first
+    points = [
+        tuple(map(float, point.split(","))) for point in chart.locator("polyline").get_attribute("points").split()
+    ]
+    assert len(points) == len(counted.model.selection_.numbers)
+    top = min(points, key=lambda point: point[1])  # down the page
+    assert top[0] == pytest.approx(float(chart.locator(".marked").get_attribute("x1")), abs=0.1)
+
+
 def test_a_report_without_scores_or_perturbed_pictures_says_what_it_can(case, tmp_path, open_page):
     perturbed = replace(case.perturbed, predictions=None)
     path = write_report(tmp_path / "r.html", case.model, case.images.pixels, case.observations, perturbed=perturbed)
@@ -314,9 +349,9 @@ def test_the_keyboard_alone_reaches_and_reads_everything(report, open_page):
     assert page.get_by_role("button", name="All concepts").get_attribute("aria-pressed") == "true"
 
 
-def test_a_screen_reader_finds_landmarks_and_names(report, open_page):
-    for view in VIEWS:
-        page = open_page(report, f"#/{view}")
+def test_a_screen_reader_finds_landmarks_and_names(report, counted, open_page):
+    for path, view in [*((report, view) for view in VIEWS), (counted.path, "number")]:
+        page = open_page(path, f"#/{view}")
         assert page.get_by_role("banner").count() == page.get_by_role("main").count() == 1
         assert page.get_by_role("navigation", name="Views").count() == 1
         assert page.locator("main h1").count() == 1
@@ -330,9 +365,9 @@ def test_a_screen_reader_finds_landmarks_and_names(report, open_page):
         assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_shows_every_view_without_scrolling_sideways(report, open_page, view):
-    page = open_page(report, f"#/{view}", **PHONE)
+@pytest.mark.parametrize("view", [*VIEWS, "number"])
+def test_a_phone_shows_every_view_without_scrolling_sideways(report, counted, open_page, view):
+    page = open_page(counted.path if view == "number" else report, f"#/{view}", **PHONE)
     page.locator("main h1").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     small = page.evaluate(
@@ -363,15 +398,15 @@ CONTRAST = """() => {
     const [a, b] = [light(channels(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
     return (a + 0.05) / (b + 0.05);
   };
-  return Math.min(...[...document.querySelectorAll('main :is(h1, h2, h3, p, a, .quiet, .figure)')]
+  return Math.min(...[...document.querySelectorAll('main :is(h1, h2, h3, p, a, th, td, .quiet, .figure)')]
     .filter((e) => e.checkVisibility() && e.textContent.trim()).map(contrast));
 }"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_dark(report, open_page, scheme):
-    page = open_page(report, color_scheme=scheme)
-    for view in ("concepts/0", "images/1", "classes/0", "trust"):
+def test_text_can_be_read_in_light_and_dark(counted, open_page, scheme):
+    page = open_page(counted.path, color_scheme=scheme)
+    for view in ("concepts/0", "images/1", "classes/0", "number", "trust"):
         page.evaluate(f"location.hash = '#/{view}'")
         arrived(page, view.split("/")[0])
         assert page.evaluate(CONTRAST) >= 4.5  # WCAG AA

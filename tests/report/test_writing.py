@@ -46,6 +46,24 @@ def test_the_class_the_concepts_point_to_is_theta_through_eta(case, report):
     assert page_data(report)["pointed"] == expected.tolist()
 
 
+def test_how_the_number_of_concepts_was_found_is_there_if_it_was(report, counted):
+    assert page_data(report)["selection"] is None
+    assert "#/number" not in re.sub(r"<script.*?</script>", "", report.read_text(encoding="utf-8"), flags=re.S)
+    found, selection = page_data(counted.path)["selection"], counted.model.selection_
+    assert (found["numbers"], found["images"]) == (selection.numbers.tolist(), 24)
+    for name in ("bounds", "posterior", "evidence"):
+        np.testing.assert_allclose(found[name], getattr(selection, name))
+    assert found["moves"] == [move.kind for move in selection.moves]
+
+
+def test_evidence_that_has_no_end_is_left_open(case, tmp_path):
+    cloud = np.random.default_rng(0).normal(size=case.observations.embeddings.shape)
+    observations = replace(case.observations, embeddings=cloud)
+    model = fit(observations, n_concepts="auto", max_iter=1)
+    path = write_report(tmp_path / "r.html", model, case.images.pixels, observations)
+    assert page_data(path)["selection"]["evidence"] == [None]
+
+
 def test_scores_that_are_no_numbers_are_left_open(report):
     scores = {score["name"]: score for score in page_data(report)["scores"]}
     assert scores["of_a_plugin"]["value"] is None

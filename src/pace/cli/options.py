@@ -28,6 +28,15 @@ class Updates(StrEnum):
     paper = "paper"
 
 
+def _number_or_auto(given: object) -> int | str:
+    text = str(given)  # the default, and what a run remembers, are numbers already
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text} is neither a whole number of at least 1 nor auto")
+    return int(text)
+
+
 def _complete_images(incomplete: str) -> Iterator[str]:
     yield from (name for name in DATASETS if name.startswith(incomplete))
     yield from (f"{folder}/" for folder in sorted(Path().glob(f"{incomplete}*")) if folder.is_dir())
@@ -176,6 +185,17 @@ Config = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=_RUN)]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.", rich_help_panel=_RUN)
+]
+Concepts = Annotated[
+    Any,
+    typer.Option(
+        "--concepts",
+        "--n-concepts",
+        "-k",
+        parser=_number_or_auto,
+        metavar="NUMBER|auto",
+        help="How many concepts to look for; auto finds the number.",
+    ),
 ]
 Alpha = Annotated[
     str,

@@ -10,6 +10,7 @@ from pace.figures.classes import class_concepts
 from pace.figures.gallery import concept_gallery
 from pace.figures.levels import three_levels
 from pace.figures.mapping import concept_map
+from pace.figures.numbers import number_of_concepts
 from pace.figures.overlays import overlay
 from pace.figures.sheet import save
 from pace.figures.theta import theta_bars
@@ -19,6 +20,7 @@ __all__ = [
     "class_concepts",
     "concept_gallery",
     "concept_map",
+    "number_of_concepts",
     "overlay",
     "save",
     "theta_bars",

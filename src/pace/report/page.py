@@ -13,7 +13,8 @@ from pace.report.packing import safe_json
 
 # One module, put together from these in order: inline modules cannot import each other.
 SCRIPTS = (
-    "data.js", "dom.js", "parts.js", "concepts.js", "picker.js", "images.js", "classes.js", "trust.js", "main.js"
+    "data.js", "dom.js", "parts.js", "concepts.js", "picker.js", "images.js", "classes.js", "number.js", "trust.js",
+    "main.js",
 )  # fmt: skip
 
 
@@ -30,6 +31,7 @@ def render(title: str, data: dict[str, Any], pictures: Sequence[str]) -> bytes:
     page = environment.get_template("page.html").render(
         title=title,
         version=__version__,
+        numbered=data["selection"] is not None,
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),

@@ -14,6 +14,7 @@ from pace.atomic import write_atomically
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet, PreprocessingLike
+from pace.model.selecting import Selection
 from pace.observations import Observations
 from pace.patches import Images
 from pace.report import packing, summary
@@ -107,6 +108,7 @@ def write_report(
         "original": _view(shown, observations, classes),
         "perturbed": None if moved is None or perturbed is None else _view(moved, perturbed, classes),
         **_concepts(model, observations, shown, _class_names(class_names, images, classes)),
+        "selection": None if model.selection_ is None else _selection(model.selection_),
         "bounds": [[_number(term) for term in bound] for bound in model.lower_bounds_],
         "scores": None if scores is None else [_score(name, score) for name, score in scores.items()],
         "warnings": [str(warning) for warning in getattr(scores, "warnings", [])],
@@ -192,6 +194,18 @@ def _concepts(model: PACE, observations: Observations, explanation: Explanation,
         # The class that θ points to through η, whatever the transformer said.
         "pointed": (explanation.theta @ speaks).argmax(1).tolist() if speaks.shape[1] else None,
         "classConcepts": [[[c.concept, c.strength, c.images] for c in found] for found in classes],
+    }
+
+
+def _selection(selection: Selection) -> dict[str, Any]:
+    """How the number of concepts was found."""
+    return {
+        "images": selection.images,
+        "numbers": selection.numbers.tolist(),
+        "bounds": selection.bounds.tolist(),
+        "posterior": selection.posterior.tolist(),
+        "evidence": [_number(nats) for nats in selection.evidence.tolist()],
+        "moves": [move.kind for move in selection.moves],
     }
 
 

@@ -23,6 +23,7 @@ from pace.cli.teams import team
 if TYPE_CHECKING:
     from pace.explainer import PACE
     from pace.images import ImageSet
+    from pace.model.selecting import Selection
     from pace.observations import Observations
 
 _SHOWN = 10  # concepts in the table
@@ -38,7 +39,7 @@ def fit(
         str | None,
         typer.Option(metavar="FOLDER", help="A run of `pace extract`, instead of --images and --model."),
     ] = None,
-    concepts: Annotated[int, typer.Option("--concepts", "-k", min=1, help="How many concepts to look for.")] = 100,
+    concepts: options.Concepts = 100,
     covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.tied,
     updates: Annotated[
         options.Updates, typer.Option(help="Coordinate ascent, or the rules as the paper prints them.")
@@ -177,7 +178,7 @@ def fit(
             if learned.interrupted_:
                 unit = "minibatches" if learned.n_steps_ else "epochs"
                 raise KeyboardInterrupt(f"after {learned.n_iter_} {unit}; what was learned is in {run.folder}")
-    _show(run)
+    _show(run, learned.selection_)
     return run.record
 
 
@@ -222,7 +223,8 @@ def _results(learned: PACE, observations: Observations) -> dict[str, Any]:
     shares = weights / weights.sum()
     return {
         "images": len(observations),
-        "concepts": learned.n_concepts,
+        "concepts": len(weights),
+        "selection": None if learned.selection_ is None else _course_of(learned.selection_),
         "empty_concepts": learned.empty_concepts_,
         "shares": shares,
         "epochs": learned.n_iter_ if minibatches is None else learned.n_steps_ // minibatches,  # full passes
@@ -234,7 +236,26 @@ def _results(learned: PACE, observations: Observations) -> dict[str, Any]:
     }
 
 
-def _show(run: Run) -> None:
+def _course_of(selection: Selection) -> dict[str, Any]:
+    """How the number of concepts was found, and how sure it is."""
+    return {
+        "images": selection.images,
+        "moves": [move._asdict() for move in selection.moves],
+        "numbers": selection.numbers,
+        "bounds": selection.bounds,
+        "posterior": selection.posterior,
+        "evidence": selection.evidence,
+    }
+
+
+def _show(run: Run, selection: Selection | None) -> None:
+    if selection is not None:
+        for line in str(selection).splitlines():
+            say(line)
+        say("the probabilities take patches for independent Gaussians: on real embeddings they are far too sure")
+        if selection.n_concepts == selection.numbers.max():
+            say("larger numbers were not tried: set --concepts by hand if this is too few or too many", style="yellow")
+        say()
     results = plain(run.record["results"])
     shares = results["shares"]
     order = sorted(range(len(shares)), key=lambda k: -(shares[k] or 0))[:_SHOWN]

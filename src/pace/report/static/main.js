@@ -1,6 +1,6 @@
 // The address's fragment says what is shown: #/view/item?option=value.
 
-const views = { concepts: conceptsView, images: imagesView, classes: classesView, trust: trustView };
+const views = { concepts: conceptsView, images: imagesView, classes: classesView, ...(data.selection && { number: numberView }), trust: trustView };
 const content = document.getElementById("content");
 const scrolls = new Map(); // where the reader was, by address
 let current = null;

@@ -160,3 +160,23 @@ const largestShare = Math.max(...data.concepts.map(({ share }) => share));
 
 /** Words that stay on the page, since a phone has no tooltips. */
 const note = (...children) => h("p", { class: "note" }, children);
+
+/** A curve through points [x, y] on a scale of its own, with a line at the x that is marked, if any. */
+function plot(points, label, marked = null) {
+  const width = 320, height = 120;
+  const values = points.map(([, value]) => value);
+  const low = Math.min(...values), high = Math.max(...values);
+  const first = points[0][0], reach = points.at(-1)[0] - first;
+  const across = (x) => (reach > 0 ? ((x - first) / reach) * width : width / 2);
+  const down = (value) => (high > low ? 6 + (1 - (value - low) / (high - low)) * (height - 12) : height / 2);
+  const line = points.map(([x, value]) => `${across(x).toFixed(1)},${down(value).toFixed(1)}`).join(" ");
+  // Enough digits to tell the ends of the axis apart.
+  const digits = high > low ? Math.max(0, Math.min(6, 1 - Math.floor(Math.log10(high - low)))) : 2;
+  const tick = (value) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
+  return h("div", { class: "plot" },
+    h("span", { class: "tick top" }, tick(high)), h("span", { class: "tick bottom" }, tick(low)),
+    svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+      svg("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
+      marked !== null && svg("line", { class: "marked", x1: across(marked), x2: across(marked), y1: 0, y2: height, "vector-effect": "non-scaling-stroke" }),
+      svg("polyline", { class: "curve", points: line, "vector-effect": "non-scaling-stroke" })));
+}

@@ -102,23 +102,11 @@ function bounds() {
 
 /** The first epoch, from a rough start, can dwarf all others; it is then left out and the axis says so. */
 function chart(title, all, meaning) {
-  const width = 320, height = 120;
   const steep = all.length > 3 && Math.abs(all[1] - all[0]) > Math.abs(all.at(-1) - all[1]);
   const values = steep ? all.slice(1) : all;
-  const low = Math.min(...values), high = Math.max(...values);
-  const x = (index) => (values.length > 1 ? (index / (values.length - 1)) * width : width / 2);
-  const y = (value) => (high > low ? 6 + (1 - (value - low) / (high - low)) * (height - 12) : height / 2);
-  const points = values.map((value, index) => `${x(index).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
-  // Enough digits to tell the ends of the axis apart.
-  const digits = high > low ? Math.max(0, Math.min(6, 1 - Math.floor(Math.log10(high - low)))) : 2;
-  const tick = (value) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
   const label = `${title}: from ${figure(all[0])} at the first to ${figure(all.at(-1))} at the last of ${plural(all.length, "epoch")}`;
   return h("figure", { class: "chart" },
     h("figcaption", {}, h("b", {}, title), h("span", { class: "quiet" }, meaning)),
-    h("div", { class: "plot" },
-      h("span", { class: "tick top" }, tick(high)), h("span", { class: "tick bottom" }, tick(low)),
-      svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
-        svg("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
-        svg("polyline", { class: "curve", points, "vector-effect": "non-scaling-stroke" }))),
+    plot(values.map((value, index) => [index, value]), label),
     h("p", { class: "ends quiet" }, h("span", {}, steep ? `epoch 2 (1: ${figure(all[0])})` : "epoch 1"), h("span", {}, `epoch ${all.length}`)));
 }

@@ -1,0 +1,63 @@
+// Number: for models that found the number of their concepts. The bound with every number, and each concept's evidence.
+
+const NEAR = 3; // concepts more or fewer than were found
+
+const nats = (value) => `${figure(value)} nats`;
+
+const numberView = {
+  title: "Number",
+  render() {
+    const { images, evidence: worth, moves, numbers } = data.selection;
+    const merges = moves.filter((kind) => kind === "merge").length, splits = moves.filter((kind) => kind === "split").length;
+    return h("div", { class: "page" },
+      h("header", { class: "lead" }, h("h1", {}, plural(worth.length, "concept was", "concepts were"), " found"),
+        note("Nobody said how many there are. The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
+          `it is best with this one. ${plural(images, "image was", "images were")} looked at. From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.`,
+          worth.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.")),
+      h("section", { class: "card warning", "aria-labelledby": "sure" },
+        h("h2", { id: "sure" }, "Far too sure of itself"),
+        h("p", {}, "The bound takes patches for independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much: the probabilities are worth little, and the number may be too large. ",
+          "Trust it if another seed finds the same number and the weakest concepts below mean something to you; otherwise set the number by hand.")),
+      byNumber(), byEvidence(worth));
+  },
+};
+
+function byNumber() {
+  const { numbers, bounds, posterior, evidence: worth } = data.selection;
+  const best = Math.max(...bounds);
+  const all = numbers.map((number, index) => ({ number, below: best - bounds[index], chance: posterior[index] }));
+  const near = all.filter(({ number }) => Math.abs(number - worth.length) <= NEAR);
+  const drawn = [["All numbers that were tried", all], ["Near the number found", near]].slice(0, near.length < all.length ? 2 : 1);
+  return h("section", { class: "card", "aria-labelledby": "numbers" },
+    h("h2", { id: "numbers" }, "The bound against the number of concepts"),
+    note("Higher is better, in nats below the best. A steep fall on both sides of the line speaks for the number that was found; a flat top says that other numbers would do as well."),
+    h("div", { class: "charts" }, drawn.map(([title, shown]) => numberChart(title, shown, worth.length))),
+    h("table", { class: "numbers" },
+      h("caption", { class: "unseen" }, "The bound near the number found"),
+      h("thead", {}, h("tr", {}, ["concepts", "bound below the best", "probability"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, near.map(({ number, below, chance }) => h("tr", { class: number === worth.length && "found" },
+        h("th", { scope: "row" }, String(number), number === worth.length && h("span", { class: "unseen" }, ", found")),
+        h("td", { class: "figure" }, nats(below)), h("td", { class: "figure" }, chance.toFixed(3)))))));
+}
+
+function numberChart(title, shown, found) {
+  const first = shown[0], last = shown.at(-1);
+  const points = shown.map(({ number, below }) => [number, 0 - below]);
+  const label = `${title}: ${nats(first.below)} below the best with ${plural(first.number, "concept")}, best with ${found}, ${nats(last.below)} below with ${last.number}`;
+  return h("figure", { class: "chart" },
+    h("figcaption", {}, h("b", {}, title)),
+    plot(points, label, found),
+    h("p", { class: "ends quiet" }, h("span", {}, plural(first.number, "concept")), h("span", {}, plural(last.number, "concept"))));
+}
+
+/** The fit began with the concepts in this order, so their names are their ranks. */
+function byEvidence(worth) {
+  const most = Math.max(...worth);
+  return h("section", { class: "card", "aria-labelledby": "worth" },
+    h("h2", { id: "worth" }, "The concepts by their evidence"),
+    note("What the bound loses when a concept becomes one with the neighbour that fits it best, as it was before learning went on from there. A concept with little is a matter of taste."),
+    h("ol", { class: "rows mixture worth", "aria-label": "Concepts, those with most evidence first" }, worth.map((value, k) => h("li", {},
+      face(k), h("a", { href: link.concept(k) }, conceptName(k)),
+      h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${value === null ? 100 : Math.max(0.5, (100 * value) / (most || 1))}%` } })),
+      h("span", { class: "figure" }, value === null ? "the only one" : nats(value))))));
+}

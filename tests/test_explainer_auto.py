@@ -1,0 +1,152 @@
+"""PACE(n_concepts="auto"): the estimator finds the number of its concepts, and keeps how."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from planted import planted
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+
+from pace import PACE
+from pace.checkpoints import Checkpoint
+
+DATA = planted(0, k=4, d=8, images=60, grid=(4, 4))
+QUICK = {"max_iter": 3, "max_sweeps": 10, "head_steps": 3, "device": "cpu"}
+
+
+def fit(n_concepts="auto", checkpoint=None, **parameters):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return PACE(n_concepts, **QUICK | parameters).fit(
+            DATA.observations, perturbed=DATA.perturbed, checkpoint=checkpoint, checkpoint_every=0.0
+        )
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fit()
+
+
+def same_selection(one, two):
+    assert (one.moves, one.images) == (two.moves, two.images)
+    assert all(tensor.equal(two.tensors()[name]) for name, tensor in one.tensors().items())
+
+
+def test_the_planted_number_is_found_and_learned(found):
+    assert found.selection_.n_concepts == 4
+    assert found.means_.shape == (4, 8)
+    assert found.label_head_.shape == (4, 3)
+    assert found.transform(DATA.observations).shape == (60, 4)
+    distances = np.linalg.norm(found.means_[:, None] - DATA.means, axis=2)
+    assert sorted(distances.argmin(1)) == [0, 1, 2, 3]
+    assert distances.min(1).max() < 0.5
+
+
+def test_concepts_are_numbered_by_their_evidence(found):
+    evidence = found.selection_.evidence
+    assert bool((evidence[:-1] >= evidence[1:]).all())
+    nearest = np.linalg.norm(found.means_[:, None] - found.selection_.means.numpy(), axis=2).argmin(1)
+    assert nearest.tolist() == [0, 1, 2, 3]
+
+
+def test_a_number_that_was_given_leaves_no_selection():
+    assert fit(3, n_init=1).selection_ is None
+
+
+def test_the_same_seed_finds_the_same(found):
+    again = fit()
+    same_selection(again.selection_, found.selection_)
+    assert np.array_equal(again.means_, found.means_)
+
+
+def test_a_saved_model_keeps_how_its_number_was_found(found, tmp_path):
+    found.save(tmp_path / "model.safetensors")
+    loaded = PACE.load(tmp_path / "model.safetensors", device="cpu")
+    assert loaded.n_concepts == "auto"
+    same_selection(loaded.selection_, found.selection_)
+    assert np.array_equal(loaded.transform(DATA.observations), found.transform(DATA.observations))
+
+
+def test_one_concept_alone_can_be_saved(tmp_path):
+    """Without a neighbour its evidence has no end."""
+    cloud = torch.randn(60, 9, 3, generator=torch.Generator().manual_seed(0))
+    model = PACE("auto", max_iter=50, device="cpu").fit(type(DATA.observations)(cloud, torch.ones(60, 9)))
+    assert model.means_.shape == (1, 3)
+    model.save(tmp_path / "model.safetensors")
+    assert PACE.load(tmp_path / "model.safetensors").selection_.evidence.tolist() == [np.inf]
+
+
+def test_a_clone_looks_for_the_number_anew(found):
+    copied = clone(found)
+    assert copied.get_params()["n_concepts"] == "auto"
+    assert not hasattr(copied, "selection_")
+    assert found.get_params()["n_concepts"] == "auto"  # fitting does not change what was asked for
+
+
+def test_batches_after_the_first_learn_the_number_that_was_found():
+    model = PACE("auto", **QUICK).partial_fit(DATA.observations[:40])
+    first = model.selection_
+    model.partial_fit(DATA.observations[40:])
+    assert model.means_.shape == (4, 8)
+    assert model.selection_ is first
+    assert first.images == 40
+
+
+def test_minibatches_learn_the_number_that_was_found():
+    model = fit(minibatch=25)
+    assert model.n_steps_ == 9
+    assert len(model.means_) == model.selection_.n_concepts == 4
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag", "low_rank"])
+def test_every_family_takes_it(covariance):
+    model = fit(covariance=covariance, rank=2)
+    assert len(model.means_) == model.selection_.n_concepts == 4
+
+
+class Crash(BaseException):
+    """The power fails."""
+
+
+@pytest.mark.parametrize("how", [{}, {"minibatch": 25}], ids=["all images", "minibatches"])
+def test_a_fit_that_is_resumed_does_not_look_again_and_keeps_how(how, tmp_path, monkeypatch):
+    whole, write = fit(**how), Checkpoint.write
+
+    def crash(self, saved):
+        write(self, saved)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", crash)
+        with pytest.raises(Crash):
+            fit(checkpoint=tmp_path / "fit", **how)
+    monkeypatch.setattr("pace.explainer.select", None)
+    resumed = fit(checkpoint=tmp_path / "fit", **how)
+    same_selection(resumed.selection_, whole.selection_)
+    assert np.array_equal(resumed.means_, whole.means_)
+
+
+def test_moves_are_shown_as_they_are_made(monkeypatch):
+    notes = []
+    monkeypatch.setattr("pace.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("rich.progress.Progress.update", lambda bar, task, advance, note: notes.append(note))
+    model = fit(progress=True)
+    expected = [f"how many concepts: {move.number}, bound {move.bound:,.0f}" for move in model.selection_.moves]
+    assert notes[: 1 + len(expected)] == ["how many concepts?", *expected]
+    assert "epoch 1" in notes
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"updates": "paper"}, "n_concepts='auto' needs updates='exact' and init='k-means"),
+        ({"init": np.zeros((4, 8))}, "n_concepts='auto' needs updates='exact' and init='k-means"),
+        ({"n_concepts": "many"}, "n_concepts: expected a whole number of at least 1 or 'auto'; found 'many'"),
+        ({"alpha": np.ones(7)}, "alpha: expected one positive number or 4 of them"),
+    ],
+)
+def test_what_does_not_go_with_it_is_one_line(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        fit(**parameters)
