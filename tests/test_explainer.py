@@ -320,7 +320,7 @@ def test_concepts_that_run_empty_are_reported_and_harmless():
     ("parameters", "message"),
     [
         ({"n_concepts": 61}, "n_concepts=61 is more than the 60 patches with positive attention; use at most 60"),
-        ({"n_concepts": 0}, "n_concepts: expected a whole number of at least 1; found 0"),
+        ({"n_concepts": 0}, "n_concepts: expected a whole number of at least 1 or 'auto'; found 0"),
         ({"covariance": "round"}, "covariance: expected one of full, diag, tied, low_rank; found 'round'"),
         ({"updates": "best"}, "updates: expected 'exact' or 'paper'"),
         ({"alpha": -1.0}, "alpha: expected one positive number or 3 of them"),

@@ -83,9 +83,11 @@ def test_a_warm_start_goes_on_from_what_was_learned(data):
     assert model.lower_bounds_[0].total > first
     assert model.n_steps_ == steps + 4
     assert np.abs(model.means_ - means).max() < 0.1 * np.abs(means).max()
-    full = fit(data, max_iter=3).set_params(warm_start=True, tol=10.0)
-    before = full.lower_bounds_[-1].total
-    assert full.fit(data.observations, perturbed=data.perturbed).lower_bounds_[0].total >= before
+    full = fit(data, max_iter=3).set_params(warm_start=True, tol=0.01)
+    began, before = full.lower_bounds_[0].total, full.lower_bounds_[-1].total
+    bounds = [bound.total for bound in full.fit(data.observations, perturbed=data.perturbed).lower_bounds_]
+    assert bounds[0] > began  # images are not remembered between fits, so it may be a little below where that one ended
+    assert bounds[-1] >= before
     with pytest.raises(ValueError, match="this model was fitted with 8"):
         full.set_params(n_concepts=4).fit(data.observations)
 

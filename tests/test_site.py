@@ -65,6 +65,7 @@ SHOWN_AS = {  # a class is shown once, under its shortest name; a function in a 
 }
 IN_WORDS = {
     "__version__",
+    "AUGMENT_SEED",
     "COLOR_NAMES",
     "STAGES",
     "Perturb",

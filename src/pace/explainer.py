@@ -31,7 +31,7 @@ from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
 from pace.model.refining import IMAGES as REFINING_IMAGES
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
-from pace.model.selecting import Selection, select
+from pace.model.selecting import MOST, Selection, select
 from pace.model.statistics import Statistics
 from pace.observations import Observations
 from pace.progress import progress
@@ -278,7 +278,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self._check_fits(observations)
             self._check_unchanged()
             concepts = self._concepts.to(settings.device, settings.dtype)
-            return Start(concepts, Prior(self._prior.covariance.to(settings.device), self._prior.strength))
+            prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
+            return Start(concepts, prior, self.selection_)
         rng = np.random.default_rng(self.seed)
         selection = self._select(observations, settings, report) if isinstance(self.n_concepts, str) else None
         n_concepts = int(self.n_concepts) if selection is None else selection.n_concepts
@@ -312,7 +313,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _select(self, observations: Observations, settings: Settings, report: Callable[[str], object]) -> Selection:
         report("how many concepts?")
-        return select(
+        found = select(
             observations,
             settings,
             covariance=self.covariance,
@@ -320,6 +321,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             seed=self.seed,
             report=lambda move: report(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
         )
+        if found.n_concepts >= MOST:
+            message = (
+                f"the search stopped at {MOST} concepts, the most it looks for; set n_concepts by hand for such data"
+            )
+            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+        return found
 
     def _trial(
         self,

@@ -17,6 +17,7 @@ from pace.model.selecting.sketching import sketch
 from pace.observations import Observations
 
 _IMAGES, _PATCHES = 100, 1 << 15  # at least, of the sample, if there are so many
+MOST = 300  # concepts, unless told otherwise
 _KINDS = ("start", "merge", "split")
 
 
@@ -81,7 +82,7 @@ def select(
     covariance: str = "tied",
     strength: float = 1.0,
     start: int = 100,
-    most: int = 300,
+    most: int = MOST,
     blur: float = 0.25,
     seed: int = 0,
     report: Callable[[Move], object] = lambda move: None,
