@@ -101,7 +101,8 @@ def refine(
 
     for step, images in islice(enumerate(_draws(len(observations), seed)), begin, refinement.steps):
         views = [v.batch(images, settings.device, settings.dtype) for v in (observations, perturbed) if v is not None]
-        x = [(view.embeddings - concepts.offset) @ whiten @ metric for view in views]
+        factor = whiten @ metric
+        x = [(view.embeddings - concepts.offset) @ factor for view in views]
         terms, field = _terms(views, x, means, head, alpha)
         terms = terms._replace(embedding=terms.embedding + torch.linalg.slogdet(metric)[1] / dim)
         gain = terms.embedding + refinement.faithfulness * terms.faithfulness + refinement.stability * terms.stability
