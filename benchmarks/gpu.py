@@ -20,8 +20,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-import pace.explainer
 import pace.model.learning
+import pace.starting
 from pace import PACE, Observations
 from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense
 
@@ -295,9 +295,9 @@ def stopwatch(family: str) -> Iterator[dict[str, list[float]]]:
     """Seconds spent in the parts of a fit, by name; every part waits for the GPU, which costs the whole a little."""
     spent: dict[str, list[float]] = defaultdict(list)
     parts = [(FAMILIES[family], name) for name in ("near_distances", "accumulate", "maximise", "log_prior", "features")]
-    parts += [(pace.model.learning, "infer"), (pace.explainer, "draw_sample"), (pace.explainer, "cluster")]
+    parts += [(pace.model.learning, "infer"), (pace.starting, "draw_sample"), (pace.starting, "cluster")]
     parts += [
-        (pace.explainer, "within_covariance"),
+        (pace.starting, "within_covariance"),
         (pace.model.learning, "fit_dirichlet"),
         (pace.model.learning, "_ascend"),
     ]

@@ -13,6 +13,7 @@ from sklearn.model_selection import GridSearchCV
 
 import pace.explainer
 import pace.fitting
+import pace.starting
 from pace import PACE, Observations
 
 
@@ -166,7 +167,7 @@ def test_ctrl_c_leaves_a_usable_model(data, monkeypatch, call, epochs):
 
 
 def test_ctrl_c_while_starts_are_compared_keeps_the_best_so_far(data, monkeypatch):
-    interrupting(monkeypatch, pace.explainer, "pass_over", 5)
+    interrupting(monkeypatch, pace.starting, "pass_over", 5)
     with pytest.warns(ConvergenceWarning, match="interrupted after 0 epochs"):
         model = PACE(8, n_init=4, device="cpu").fit(data.observations)
     assert np.isfinite(model.explain(data.observations).theta).all()

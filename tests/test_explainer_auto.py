@@ -122,7 +122,7 @@ def test_a_fit_that_is_resumed_does_not_look_again_and_keeps_how(how, tmp_path, 
         patch.setattr(Checkpoint, "write", crash)
         with pytest.raises(Crash):
             fit(checkpoint=tmp_path / "fit", **how)
-    monkeypatch.setattr("pace.explainer.select", None)
+    monkeypatch.setattr("pace.starting.select", None)
     resumed = fit(checkpoint=tmp_path / "fit", **how)
     same_selection(resumed.selection_, whole.selection_)
     assert np.array_equal(resumed.means_, whole.means_)

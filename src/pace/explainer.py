@@ -15,11 +15,9 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
 from pace.arguments import (
-    alpha_of,
     check_type,
     plain_parameters,
     plan_of,
-    prior_strength_of,
     rate_of,
     settings_of,
 )
@@ -28,13 +26,13 @@ from pace.distributed import Team
 from pace.explanation import Array, Explanation
 from pace.fitting import Fitting, Start, bound_of
 from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, Memory, Settings, explain_batch, pass_over, update
+from pace.model.learning import Concepts, Settings, explain_batch, pass_over, update
 from pace.model.refining import IMAGES as REFINING_IMAGES
-from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
-from pace.model.selecting import MOST, Selection, select
+from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
 from pace.observations import Observations
 from pace.progress import progress
+from pace.starting import find_start
 
 _NO_MATTER = (
     "batch_size",
@@ -43,7 +41,6 @@ _NO_MATTER = (
     "distributed",
     "progress",
 )  # parameters that change no more than rounding
-_TRIAL_EPOCHS = 3  # epochs on the sample by which restarts are compared
 
 
 class Patches(NamedTuple):
@@ -270,82 +267,14 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         settings: Settings,
         report: Callable[[str], object] = lambda note: None,
     ) -> Start:
-        """The best of several starts, by the bound after a few epochs on a sample of the images.
-
-        Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
-        """
+        """The concepts that are there, with `warm_start`; else new ones."""
         if self.warm_start and self.__sklearn_is_fitted__():
             self._check_fits(observations)
             self._check_unchanged()
             concepts = self._concepts.to(settings.device, settings.dtype)
             prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
             return Start(concepts, prior, self.selection_)
-        rng = np.random.default_rng(self.seed)
-        selection = self._select(observations, settings, report) if isinstance(self.n_concepts, str) else None
-        n_concepts = int(self.n_concepts) if selection is None else selection.n_concepts
-        sample = draw_sample(observations, n_concepts, settings, rng)
-        if selection is not None:
-            clusters = [(selection.means.to(settings.device) - sample.offset, 0.0)]
-        elif isinstance(self.init, str):
-            clusters = [cluster(sample, n_concepts, int(rng.integers(2**31))) for _ in range(self.n_init)]
-        else:
-            means = torch.as_tensor(np.asarray(self.init)).to(settings.device, settings.dtype)
-            if means.shape != (n_concepts, observations.dim):
-                expected = (n_concepts, observations.dim)
-                raise ValueError(f"init: expected means of shape {expected}; found {tuple(means.shape)}")
-            clusters = [(means - sample.offset, 0.0)]
-        tightest = min(clusters, key=lambda found: found[1])[0]
-        prior = Prior(within_covariance(sample, tightest), prior_strength_of(self, observations, settings))
-        alpha = alpha_of(self, n_concepts, observations, settings)
-        starts = [
-            place(means, sample, prior, alpha, observations.n_classes, self.covariance, self.rank)
-            for means, _ in clusters
-        ]
-        best, best_bound = starts[0], -np.inf
-        try:
-            for start in starts if len(starts) > 1 else []:
-                bound = self._trial(start, observations, perturbed, sample, prior, settings, report)
-                if bound > best_bound:
-                    best, best_bound = start, bound
-        except KeyboardInterrupt:
-            return Start(best, prior, selection, interrupted=True)
-        return Start(best, prior, selection)
-
-    def _select(self, observations: Observations, settings: Settings, report: Callable[[str], object]) -> Selection:
-        report("how many concepts?")
-        found = select(
-            observations,
-            settings,
-            covariance=self.covariance,
-            strength=prior_strength_of(self, observations, settings),
-            seed=self.seed,
-            report=lambda move: report(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
-        )
-        if found.n_concepts >= MOST:
-            message = (
-                f"the search stopped at {MOST} concepts, the most it looks for; set n_concepts by hand for such data"
-            )
-            warnings.warn(message, ConvergenceWarning, stacklevel=2)
-        return found
-
-    def _trial(
-        self,
-        start: Concepts,
-        observations: Observations,
-        perturbed: Observations | None,
-        sample: Sample,
-        prior: Prior,
-        settings: Settings,
-        report: Callable[[str], object],
-    ) -> float:
-        some = observations[sample.images]
-        pair = None if perturbed is None else perturbed[sample.images]
-        memory = Memory(1 if pair is None else 2, len(some), len(start), some.n_tokens, settings)
-        for _ in range(_TRIAL_EPOCHS):
-            statistics = pass_over(some, pair, start, settings, memory, lambda images: report("finding where to start"))
-            bound = bound_of(statistics, start, prior, float(statistics.images)).total
-            start = update(start, statistics, prior, settings)
-        return bound
+        return find_start(self, observations, perturbed, settings, report)
 
     # -- explaining ---------------------------------------------------------------------------------------------------
 

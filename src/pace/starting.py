@@ -1,0 +1,102 @@
+"""Where a fit begins: the best of several starts, and before that, if it is to be found, how many concepts there are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+from pace.arguments import alpha_of, prior_strength_of
+from pace.fitting import Start, bound_of
+from pace.model.gaussians import Prior
+from pace.model.learning import Concepts, Memory, Settings, pass_over, update
+from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
+from pace.model.selecting import MOST, Selection, select
+from pace.observations import Observations
+
+if TYPE_CHECKING:
+    from pace.explainer import PACE
+
+_TRIAL_EPOCHS = 3  # epochs on the sample by which starts are compared
+
+
+def find_start(
+    model: PACE,
+    observations: Observations,
+    perturbed: Observations | None,
+    settings: Settings,
+    report: Callable[[str], object] = lambda note: None,
+) -> Start:
+    """The best of several starts, by the bound after a few epochs on a sample of the images.
+
+    Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
+    """
+    rng = np.random.default_rng(model.seed)
+    selection = _select(model, observations, settings, report) if isinstance(model.n_concepts, str) else None
+    n_concepts = int(model.n_concepts) if selection is None else selection.n_concepts
+    sample = draw_sample(observations, n_concepts, settings, rng)
+    if selection is not None:
+        clusters = [(selection.means.to(settings.device) - sample.offset, 0.0)]
+    elif isinstance(model.init, str):
+        clusters = [cluster(sample, n_concepts, int(rng.integers(2**31))) for _ in range(model.n_init)]
+    else:
+        means = torch.as_tensor(np.asarray(model.init)).to(settings.device, settings.dtype)
+        if means.shape != (n_concepts, observations.dim):
+            expected = (n_concepts, observations.dim)
+            raise ValueError(f"init: expected means of shape {expected}; found {tuple(means.shape)}")
+        clusters = [(means - sample.offset, 0.0)]
+    tightest = min(clusters, key=lambda found: found[1])[0]
+    prior = Prior(within_covariance(sample, tightest), prior_strength_of(model, observations, settings))
+    alpha = alpha_of(model, n_concepts, observations, settings)
+    starts = [
+        place(means, sample, prior, alpha, observations.n_classes, model.covariance, model.rank)
+        for means, _ in clusters
+    ]
+    best, best_bound = starts[0], -np.inf
+    try:
+        for start in starts if len(starts) > 1 else []:
+            bound = _trial(start, observations, perturbed, sample, prior, settings, report)
+            if bound > best_bound:
+                best, best_bound = start, bound
+    except KeyboardInterrupt:
+        return Start(best, prior, selection, interrupted=True)
+    return Start(best, prior, selection)
+
+
+def _select(model: PACE, observations: Observations, settings: Settings, report: Callable[[str], object]) -> Selection:
+    report("how many concepts?")
+    found = select(
+        observations,
+        settings,
+        covariance=model.covariance,
+        strength=prior_strength_of(model, observations, settings),
+        seed=model.seed,
+        report=lambda move: report(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
+    )
+    if found.n_concepts >= MOST:
+        message = f"the search stopped at {MOST} concepts, the most it looks for; set n_concepts by hand for such data"
+        warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    return found
+
+
+def _trial(
+    start: Concepts,
+    observations: Observations,
+    perturbed: Observations | None,
+    sample: Sample,
+    prior: Prior,
+    settings: Settings,
+    report: Callable[[str], object],
+) -> float:
+    some = observations[sample.images]
+    pair = None if perturbed is None else perturbed[sample.images]
+    memory = Memory(1 if pair is None else 2, len(some), len(start), some.n_tokens, settings)
+    for _ in range(_TRIAL_EPOCHS):
+        statistics = pass_over(some, pair, start, settings, memory, lambda images: report("finding where to start"))
+        bound = bound_of(statistics, start, prior, float(statistics.images)).total
+        start = update(start, statistics, prior, settings)
+    return bound
