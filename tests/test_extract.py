@@ -164,6 +164,46 @@ def test_a_pair_equals_two_observations_and_decodes_once(
         same(view, observe(Tiny(), images, perturb=perturb, seed=3, batch_size=4).batch(slice(None)), 2e-3)
 
 
+class InBfloat16(Tiny):
+    """Tokens as a model in bfloat16 gives them."""
+
+    def __call__(self, images: Tensor) -> Batch:
+        batch = super().__call__(images)
+        return batch._replace(embeddings=batch.embeddings.bfloat16())
+
+
+def test_tokens_keep_their_type_in_memory_and_their_values_in_a_store(
+    pixels: Tensor, expected: Batch, tmp_path: Path
+) -> None:
+    observations = observe(InBfloat16(), pixels, batch_size=4)
+    assert observations.embeddings.dtype == torch.bfloat16
+    same(observations, expected._replace(embeddings=expected.embeddings.bfloat16()))
+    stored = observe(InBfloat16(), pixels, batch_size=4, store=tmp_path).batch(slice(None))
+    assert torch.equal(stored.embeddings, observations.embeddings.half())
+
+
+def test_inference_mode_around_it_changes_nothing(pixels: Tensor, expected: Batch) -> None:
+    with torch.inference_mode():
+        observations = observe(Tiny(), pixels, batch_size=4)
+    same(observations, expected)
+    assert not observations.embeddings.is_inference()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_wrong_value_is_found_beside_the_model_and_named(pixels: Tensor, tmp_path: Path, stored: bool) -> None:
+    class Wrong(Tiny):
+        def __call__(self, images: Tensor) -> Batch:
+            batch = super().__call__(images)
+            if self.calls == 2:
+                batch.embeddings[1, 2, 3] = torch.nan
+            return batch
+
+    backbone = Wrong()
+    with pytest.raises(ValueError, match="in the batch from image 4 on: embeddings of image 1 is NaN or infinite"):
+        observe(backbone, pixels, batch_size=4, store=tmp_path / "store" if stored else None)
+    assert not stored or len(ObservationStore.open(tmp_path / "store")) == 4
+
+
 class Broken(Tiny):
     """Fails at one call."""
 
@@ -419,6 +459,30 @@ def test_a_real_backbone_is_observed_from_a_folder_into_a_store(folder: Path, tm
         backbone.observe(folder, store=tmp_path)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_gpu_gives_what_its_model_gives(dtype: torch.dtype, on_device: bool, tmp_path: Path) -> None:
+    vision_transformer = pytest.importorskip("timm.models.vision_transformer")
+    from pace.backbones import Backbone
+
+    torch.manual_seed(0)
+    settings = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 2, "num_heads": 2, "num_classes": 3}
+    model = vision_transformer.VisionTransformer(**settings).eval().to("cuda", dtype)
+    backbone = Backbone(model)
+    images = torch.randint(0, 256, (1000, 3, 32, 32), dtype=torch.uint8)
+    images = images.cuda() if on_device else images
+    whole = [
+        backbone(normalize(part.cuda().float() / 255, backbone.preprocessing)).embeddings for part in images.split(96)
+    ]
+    expected = torch.cat(whole).cpu()
+    observations = backbone.observe(images, batch_size=96)
+    assert observations.embeddings.dtype == dtype
+    assert torch.allclose(observations.embeddings, expected, atol=1e-5 if dtype == torch.float32 else 0.05)
+    stored = backbone.observe(images, batch_size=96, store=tmp_path).batch(slice(None))
+    assert torch.equal(stored.embeddings, observations.embeddings.half())
+
+
 @pytest.mark.skipif(not CAN_FORK, reason="processes are forked, on Linux alone")
 def test_processes_decode_the_same_as_threads_and_end(folder: Path) -> None:
     load = partial(load_pixels, Folder(folder), PREPROCESSING)
@@ -433,6 +497,19 @@ def test_processes_decode_the_same_as_threads_and_end(folder: Path) -> None:
     workers = multiprocessing.active_children()
     early.close()
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked, on Linux alone")
+def test_memory_that_processes_share_is_not_overwritten_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pace.pipeline._PIECE", 1)
+
+    def load(row: int) -> Tensor:
+        return torch.full((3, 2, 2), row, dtype=torch.uint8)
+
+    batches = by_processes(load, [range(start, start + 20) for start in range(0, 240, 20)], (2, 2), 2, pinned=False)
+    found = torch.cat([batch for _, batch in batches])[:, 0, 0, 0]
+    assert found.tolist() == list(range(240))
+    assert list(by_processes(load, [], (2, 2), 2, pinned=False)) == []  # a store that has everything already
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="processes are forked, on Linux alone")

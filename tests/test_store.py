@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.observations import Batch, Observations
-from pace.store import ObservationStore, StoreWriter
+from pace.store import ObservationStore, StoreWriter, check, extremes
 
 FACTS = {"model": "tiny", "layer": "-1", "images": "numbers"}
 TOKENS, DIM, CLASSES = 5, 3, 4
@@ -61,6 +62,44 @@ def test_what_is_read_is_what_was_written_in_float16_and_float32(tmp_path: Path)
     assert (observations.grid, observations.prefix_tokens) == ((2, 2), 1)
     assert repr(observations) == "Observations(20 images, 5 tokens (2 x 2), d = 3, 4 classes)"
     store.verify()
+
+
+def test_a_batch_may_be_overwritten_once_it_is_appended(tmp_path: Path) -> None:
+    batch = make_batch(0, 4)
+    batch = batch._replace(embeddings=batch.embeddings.half())  # as the store keeps them: nothing to convert
+    with StoreWriter(tmp_path, fingerprint=FACTS) as writer:
+        writer.append(0, batch)
+        for part in batch:
+            assert part is not None
+            part.zero_()
+    found = ObservationStore.open(tmp_path).observations().batch(slice(None))
+    assert torch.equal(found.embeddings, make_batch(0, 4).embeddings.half())
+    assert torch.equal(found.attention, make_batch(0, 4).attention)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    field=st.sampled_from(["embeddings", "attention", "predictions"]),
+    value=st.sampled_from([np.nan, np.inf, -np.inf, -1.0, -1e-7, 0.0, 0.015, 0.9, 1e30]),
+    place=st.integers(0, 1000),
+    whole_image=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_a_batch_is_refused_exactly_when_observations_refuse_it(
+    field: str, value: float, place: int, whole_image: bool, dtype: torch.dtype
+) -> None:
+    batch = make_batch(0, 3)._asdict()
+    batch[field] = batch[field].to(dtype)
+    rows = batch[field].view(3, -1)
+    rows[place % 3, slice(None) if whole_image else place % rows.shape[1]] = value
+    changed = Batch(**batch)
+    try:
+        Observations(*changed, grid=(2, 2), prefix_tokens=1)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=f"in the batch from image 7 on: {re.escape(str(error))}"):
+            check(7, changed, extremes(changed.embeddings), (2, 2), 1)
+    else:
+        check(7, changed, extremes(changed.embeddings), (2, 2), 1)
 
 
 def test_shards_are_plain_safetensors_files(tmp_path: Path) -> None:

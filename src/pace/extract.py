@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pace.images import Perturb, Perturbation, PreprocessingLike, normalize
 from pace.images.imageset import OnError
 from pace.observations import Batch, Observations
-from pace.pipeline import Behind, Link, ahead, uploaded
+from pace.pipeline import Behind, Link, Team, ahead, fresh, uploaded
 from pace.progress import progress as progress_bar
 from pace.sources import Images, Source, open_source
 from pace.store import StoreWriter, check, extremes, trusted
@@ -123,15 +122,18 @@ def _extract(
 ) -> list[Observations]:
     if batch_size < 1:
         raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
-    link = Link(backbone.device if device is None else torch.device(device))
+    device = backbone.device if device is None else torch.device(device)
+    team = Team(for_gpu=device.type == "cuda")
+    link = Link(device, team)
     ordered = any(perturb is not None or store is not None for perturb, store in views)
     source = open_source(
         images, backbone.preprocessing, batch_size, data_root, split, on_error, workers, ordered, link.cuda
     )
     grid = backbone.grid(*source.size)
     with ExitStack() as stack:
+        stack.enter_context(team)
         sinks: list[_Memory | StoreWriter] = [
-            _Memory(source.total, grid, backbone.prefix_tokens)
+            _Memory(source.total, grid, backbone.prefix_tokens, team)
             if store is None
             else stack.enter_context(
                 StoreWriter(
@@ -148,7 +150,7 @@ def _extract(
         spans = _spans(gaps)
         have = 0 if source.total is None else source.total - sum(len(span) for span in spans)
         advance = stack.enter_context(progress_bar("observing", source.total, progress, have))
-        behind = stack.enter_context(Behind())
+        behind = stack.enter_context(Behind(backbone.device))
         batches = stack.enter_context(closing(ahead(uploaded(source.batches(spans), link))))
         for start, upload in batches:
             batch = upload()
@@ -156,7 +158,7 @@ def _extract(
                 if any(start in gap for gap in missing):
                     view = batch if perturb is None else perturb(batch, torch.arange(start, start + len(batch)))
                     result = backbone(normalize(view, backbone.preprocessing))
-                    behind.do(partial(_keep, sink, start, link.download(*result, extremes(result.embeddings))))
+                    behind.keep(partial(_keep, sink, start), *result, extremes(result.embeddings))
             advance(len(batch))
         behind.wait()
         return [sink.finish(source.total).observations() for sink in sinks]
@@ -187,19 +189,20 @@ def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
     return [range(*span) for span in pairwise(edges) if any(span[0] in gap for missing in gaps for gap in missing)]
 
 
-def _keep(sink: _Memory | StoreWriter, start: int, result: Callable[[], list[Any]]) -> None:
-    *batch, bounds = result()
+def _keep(sink: _Memory | StoreWriter, start: int, result: Sequence[Any]) -> None:
+    *batch, bounds = result
     sink.append(start, Batch(*batch), bounds)
 
 
 class _Memory:
     """Observations in memory, filled batch by batch."""
 
-    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int) -> None:
+    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int, team: Team) -> None:
         self.gaps = [range(sys.maxsize if total is None else total)]
         self._capacity = total or 0
         self._count = 0
         self._grid, self._prefix_tokens = grid, prefix_tokens
+        self._team = team
         self._parts: list[Tensor | None] = []
 
     def append(self, start: int, batch: Batch, bounds: Tensor) -> None:
@@ -210,17 +213,15 @@ class _Memory:
             self._parts = [self._room(number, part) for number, part in enumerate(batch)]
         for room, part in zip(self._parts, batch, strict=True):
             if room is not None and part is not None:
-                room[start:stop] = part
+                self._team.copy(room[start:stop], part)
         self._count = stop
 
     def _room(self, number: int, part: Tensor | None) -> Tensor | None:
         if part is None:
             return None
-        # numpy's memory comes in huge pages, which are much faster to touch for the first time than torch's.
-        size = self._capacity * part[0].nbytes
-        room = torch.from_numpy(np.empty(size, np.uint8)).view(part.dtype).view(self._capacity, *part.shape[1:])
+        room = fresh((self._capacity, *part.shape[1:]), part.dtype)
         if self._count:
-            room[: self._count] = self._parts[number][: self._count]  # type: ignore[index]
+            self._team.copy(room[: self._count], self._parts[number][: self._count])  # type: ignore[index]
         return room
 
     def finish(self, total: int | None) -> _Memory:
