@@ -6,7 +6,7 @@ import torch
 
 from pace import PACE, Observations
 from pace.arguments import refinement_of
-from pace.model.refining import _folded
+from pace.model.refining import _folded, _unsteadiness
 
 D, TOKENS, CLASSES = 12, 16, 3
 
@@ -78,6 +78,16 @@ def test_the_embeddings_alone_hold_the_concepts_where_em_left_them(plain):
     terms = still.refinement_[:, 0]
     assert terms[-10:].mean() >= terms[:10].mean() - 0.01
     assert abs(moved(still) - moved(plain)) < 0.2
+
+
+def test_one_concept_for_all_images_is_not_steady():
+    """Its distance to a perturbed view is least, but other images are no further."""
+    apart, alike = torch.eye(4, dtype=torch.float64), torch.full((4, 4), 0.25, dtype=torch.float64)
+    near = 0.9 * apart + 0.1 * alike
+    assert float(_unsteadiness(apart, near)) == pytest.approx(0.15 / 1.95)
+    nudge = 1e-3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert float(_unsteadiness(alike, alike + nudge)) == pytest.approx(1, abs=1e-9)
+    assert float(_unsteadiness(alike, alike)) == 0  # and not 0 / 0
 
 
 def test_em_before_it_is_the_same_with_and_without_refining(plain, refined):

@@ -4,7 +4,7 @@ After EM the means and the shared covariance climb a sum in which each term coun
 
       1/d Σ_j a_mj log Σ_k φ̄_mk N(e_mj | μ_k, Σ)   what the embeddings say, so that patches keep their concepts
     + w_f Σ_n ŷ_mn log softmax_n(τ η_nᵀφ̄_m)       the prediction follows from the image's concepts (as in L_f)
-    - w_s ‖φ̄_m - φ̄'_m‖₁                           and a perturbed view has the same ones (as in L_s)
+    - w_s ‖φ̄_m - φ̄'_m‖₁ / ‖φ̄_m - φ̄'_i‖₁            and a perturbed view has the same ones, another image i others (as in L_s)
 
 with φ̄_m = Σ_j a_mj φ_mj by the exact rules. It happens in the space that EM's own covariance whitens, x = e P R, where R starts
 as the identity: P R is the metric in which it is told which concept a patch shows.
@@ -152,8 +152,13 @@ def _terms(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alp
             scores = (_TEMPERATURE * phi_bar @ head).log_softmax(1)
             predictions = distributions(view.predictions).to(scores.dtype)
             faithfulness = faithfulness + (predictions * scores).sum(1).mean() / len(views)
-    stability = zero if len(views) == 1 else -(phi_bars[0] - phi_bars[1]).abs().sum(1).mean()
-    return Terms(embedding, faithfulness, stability), log_theta
+    return Terms(embedding, faithfulness, -_unsteadiness(*phi_bars) if len(views) == 2 else zero), log_theta
+
+
+def _unsteadiness(phi_bar: Tensor, perturbed: Tensor) -> Tensor:
+    """How far a perturbed view is, over how far other images are: the distance alone would be least for one concept."""
+    pairs, others = ((phi_bar - view).abs().sum(1).mean() for view in (perturbed, perturbed.roll(1, 0)))
+    return pairs / others.clamp_min(torch.finfo(others.dtype).tiny)
 
 
 def _counts(evidence: Tensor, gamma: Tensor, weights: Weights) -> Tensor:
