@@ -331,6 +331,8 @@ def test_concepts_that_run_empty_are_reported_and_harmless():
         ({"init": "random"}, "init: expected 'k-means\\+\\+' or an array"),
         ({"dtype": "float16"}, "dtype: expected 'float32' or 'float64'"),
         ({"covariance_prior": -1.0}, "covariance_prior: expected at least 0"),
+        ({"prune": 2}, "prune: expected True, False or 'auto'; found 2"),
+        ({"n_concepts": 4, "prune": True, "alpha": 0.1}, "prune: needs updates='exact', init='k-means"),
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1 or None; found 0"),
     ],
 )

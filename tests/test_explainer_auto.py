@@ -9,7 +9,8 @@ from planted import planted
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from pace import PACE
+from pace import PACE, Observations
+from pace.arguments import prunes
 from pace.checkpoints import Checkpoint
 
 DATA = planted(0, k=4, d=8, images=60, grid=(4, 4))
@@ -53,6 +54,46 @@ def test_concepts_are_numbered_by_their_evidence(found):
 
 def test_a_number_that_was_given_leaves_no_selection():
     assert fit(3, n_init=1).selection_ is None
+
+
+@pytest.mark.parametrize("covariance", ["tied", "diag"])
+def test_concepts_that_the_patches_do_not_ask_for_stay_empty(covariance):
+    model = fit(20, prune=True, covariance=covariance, max_iter=10)
+    assert model.selection_.n_concepts == 4
+    assert model.empty_concepts_.tolist() == list(range(4, 20))
+    explanation = model.explain(DATA.observations)
+    assert explanation.theta.shape == (60, 20)
+    assert explanation.phi[:, :, 4:].max() < 1e-30
+    assert np.isfinite(explanation.interval(0.9)).all()
+    distances = np.linalg.norm(model.means_[:4, None] - DATA.means, axis=2)
+    assert sorted(distances.argmin(1)) == [0, 1, 2, 3]
+
+
+def test_refining_leaves_empty_concepts_empty():
+    model = fit(20, prune=True, refine=5)
+    assert model.empty_concepts_.tolist() == list(range(4, 20))
+
+
+def test_nothing_is_left_empty_where_the_patches_ask_for_half_of_the_concepts():
+    model = fit(7, prune=True)
+    assert model.selection_ is None
+    assert not np.isin(np.arange(7), model.empty_concepts_).all()
+    np.testing.assert_array_equal(model.means_, fit(7).means_)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "asked"),
+    [
+        (1000, {}, True),
+        (999, {}, False),
+        (1000, {"alpha": 0.1}, False),
+        (1000, {"prune": False}, False),
+        (9, {"prune": True}, True),
+    ],
+)
+def test_by_default_it_asks_where_there_are_images_enough(images, options, asked):
+    view = Observations(np.ones((images, 2, 3), np.float32), np.ones((images, 2)))
+    assert prunes(PACE(4, **options), view) == asked
 
 
 def test_the_same_seed_finds_the_same(found):

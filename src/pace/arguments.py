@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pace.explainer import PACE
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([kKMGT]?)i?B?")
-_AUTO_STEPS, _AUTO_IMAGES = 1000, 1000  # of refining, unless told otherwise: few images would be learned by heart
+_AUTO_STEPS = 1000  # of refining, unless told otherwise
+_AUTO_IMAGES = 1000  # before it refines or prunes by itself: few would be learned by heart, and show few concepts
 _SHARE_OF_GPU = 0.9  # of its free memory, unless told otherwise
 
 
@@ -45,6 +46,8 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
         raise ValueError("n_concepts='auto' needs updates='exact' and init='k-means++'")
     if model.refine != "auto" and (not isinstance(model.refine, (int, np.integer)) or model.refine < 0):
         raise ValueError(f"refine: expected a whole number of at least 0 or 'auto'; found {model.refine!r}")
+    if model.prune != "auto" and not isinstance(model.prune, (bool, np.bool_)):
+        raise ValueError(f"prune: expected True, False or 'auto'; found {model.prune!r}")
     weights = ("faithfulness_weight", "stability_weight")
     for name in ("tol", "sweep_tol", "head_rate", "learning_offset", "learning_decay", *weights):
         if not getattr(model, name) >= 0:
@@ -180,6 +183,16 @@ def refinement_of(model: PACE, observations: Observations, perturbed: Observatio
     if not observations.n_classes and perturbed is None:
         raise ValueError("refine: needs predictions or perturbed views, which say what to refine the concepts for")
     return Refinement(steps, model.faithfulness_weight, model.stability_weight)
+
+
+def prunes(model: PACE, observations: Observations) -> bool:
+    """Whether to ask first if the patches hold so many concepts."""
+    able = model.updates == "exact" and isinstance(model.init, str) and isinstance(model.alpha, str)
+    if model.prune == "auto":
+        return able and len(observations) >= _AUTO_IMAGES
+    if model.prune and not able:
+        raise ValueError("prune: needs updates='exact', init='k-means++' and alpha='learn'")
+    return bool(model.prune)
 
 
 def check_type(observations: object) -> None:

@@ -70,6 +70,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Weight, in patches, of the pooled covariance in every Σ_k. None is d for "full" and "tied", 10 otherwise.
     init : "k-means++" or array (K, d)
         Where the concepts start.
+    prune : bool or "auto"
+        Where the patches ask for less than half of the `n_concepts`, leave the others empty: concepts that nothing tells apart
+        would share patches at random (docs/number-of-concepts.md). Needs the exact rules and a learned α. "auto" does so
+        where these are there and at least 1000 images. `selection_` then says what was found.
     n_init : int
         Starts that are tried for three epochs on a sample of images; the one with the best bound goes on.
     max_iter, tol : int, float
@@ -119,6 +123,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rank: int = 16,
         covariance_prior: float | None = None,
         init: Any = "k-means++",
+        prune: bool | str = "auto",
         n_init: int = 4,
         max_iter: int = 100,
         tol: float = 1e-4,
@@ -149,6 +154,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.rank = rank
         self.covariance_prior = covariance_prior
         self.init = init
+        self.prune = prune
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
@@ -175,7 +181,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
-    selection_: Selection | None  # how K was found, with n_concepts="auto"
+    selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int
 
     # -- learning -----------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
 
-from pace.arguments import alpha_of, prior_strength_of
+from pace.arguments import alpha_of, prior_strength_of, prunes
 from pace.fitting import Start, bound_of
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, pass_over, update
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pace.explainer import PACE
 
 _TRIAL_EPOCHS = 3  # epochs on the sample by which starts are compared
+_FAR = 1000.0  # standard deviations
 
 
 def find_start(
@@ -36,8 +38,14 @@ def find_start(
     Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
     """
     rng = np.random.default_rng(model.seed)
-    selection = _select(model, observations, settings, report) if isinstance(model.n_concepts, str) else None
-    n_concepts = int(model.n_concepts) if selection is None else selection.n_concepts
+    selection = None
+    if isinstance(model.n_concepts, str):
+        selection = _select(model, observations, settings, report)
+        n_concepts = selection.n_concepts
+    else:
+        n_concepts = int(model.n_concepts)
+        if prunes(model, observations):
+            selection = _supported(model, n_concepts, observations, settings, report)
     sample = draw_sample(observations, n_concepts, settings, rng)
     if selection is not None:
         clusters = [(selection.means.to(settings.device) - sample.offset, 0.0)]
@@ -52,8 +60,18 @@ def find_start(
     tightest = min(clusters, key=lambda found: found[1])[0]
     prior = Prior(within_covariance(sample, tightest), prior_strength_of(model, observations, settings))
     alpha = alpha_of(model, n_concepts, observations, settings)
+    if selection is not None:  # the others are in no image
+        alpha[selection.n_concepts :] = settings.smallest_alpha
     starts = [
-        place(means, sample, prior, alpha, observations.n_classes, model.covariance, model.rank)
+        place(
+            _filled_up(means, n_concepts, prior),
+            sample,
+            prior,
+            alpha,
+            observations.n_classes,
+            model.covariance,
+            model.rank,
+        )
         for means, _ in clusters
     ]
     best, best_bound = starts[0], -np.inf
@@ -81,6 +99,23 @@ def _select(model: PACE, observations: Observations, settings: Settings, report:
         message = f"the search stopped at {MOST} concepts, the most it looks for; set n_concepts by hand for such data"
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return found
+
+
+def _supported(
+    model: PACE, n_concepts: int, observations: Observations, settings: Settings, report: Callable[[str], object]
+) -> Selection | None:
+    """What the patches ask for, if that is less than half of what they are given."""
+    report("are there so many concepts?")
+    strength = prior_strength_of(model, observations, settings)
+    found = select(observations, settings, covariance=model.covariance, strength=strength, seed=model.seed)
+    return found if found.n_concepts < n_concepts / 2 else None
+
+
+def _filled_up(means: Tensor, n_concepts: int, prior: Prior) -> Tensor:
+    """With concepts out of any patch's reach."""
+    far = means.new_zeros(n_concepts - len(means), means.shape[1])
+    far[:, 0] = _FAR * float(prior.covariance[0, 0].sqrt())
+    return torch.cat([means, far])
 
 
 def _trial(
