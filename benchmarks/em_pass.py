@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 import torch
-from sklearn.mixture import GaussianMixture
+from common import mixture_at
 
 from pace import PACE, Observations
 from pace.arguments import settings_of
@@ -50,16 +50,7 @@ def compare(covariance: str, d: int, n: int, k: int, repeats: int) -> dict[str, 
     start = model._start(observations, None, settings)
     concepts, prior = start.concepts, start.prior
 
-    theirs = GaussianMixture(k, covariance_type=covariance, reg_covar=1e-4)
-    theirs.weights_, theirs.means_ = (
-        np.full(k, 1 / k, np.float32),
-        concepts.gaussians.means.numpy() + concepts.offset.numpy(),
-    )
-    spread = prior.covariance.numpy()
-    if covariance == "full":
-        theirs.precisions_cholesky_ = concepts.gaussians.precision_cholesky.numpy()
-    else:
-        theirs.precisions_cholesky_ = np.tile(1 / np.sqrt(np.diag(spread)), (k, 1)).astype(np.float32)
+    theirs = mixture_at(concepts)
 
     def sklearn_pass() -> None:
         _, responsibilities = theirs._e_step(x)

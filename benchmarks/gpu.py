@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from common import AUTHORS, patches, seconds, setting, synchronise, tf32, views
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
@@ -26,7 +27,6 @@ from pace import PACE, Observations
 from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-AUTHORS = 6.0  # images a second of their public code on one H200, at d = 25
 
 # Rows, columns and depth of a tile, warps, stages.
 TILES = {
@@ -54,40 +54,6 @@ class Size:
         self.small_dim_images = 48 if small else 7169
 
 
-def synchronise() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def seconds(work: Callable[[], object], least: float = 0.2) -> float:
-    """The quickest of as many runs as fit in this time, at least three; once before, to compile."""
-    work()
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < least and len(times) < 50):
-        synchronise()
-        start = time.perf_counter()
-        work()
-        synchronise()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-@contextmanager
-def tf32(on: bool) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if on else "highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def setting(holder: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    yield
-    setattr(holder, name, before)
-
-
 def attempt(name: str, work: Callable[[], str]) -> None:
     """One row of a table; a configuration that does not fit the GPU says so, and the others go on."""
     try:
@@ -96,31 +62,9 @@ def attempt(name: str, work: Callable[[], str]) -> None:
         print(f"  {name:58} {type(error).__name__}: {str(error).splitlines()[0][:100]}", flush=True)
 
 
-def patches(
-    images: int, tokens: int, dim: int, concepts: int, per_image: int = 6, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """(images, tokens, dim) of a mixture, and the concept of each patch."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=DEVICE)
-
-    means = normal(concepts, dim) * 3 * (16 / dim) ** 0.5
-    spread = 0.6 + 0.8 * torch.rand(concepts, dim, generator=generator, device=DEVICE)
-    turn = torch.eye(dim, device=DEVICE) + normal(dim, dim) / (2 * dim**0.5)
-    turn[:, : max(1, dim // 100)] *= 10  # a few channels are much wider than the others
-    chosen = torch.rand(images, concepts, generator=generator, device=DEVICE).topk(min(per_image, concepts), 1).indices
-    owner = chosen.gather(1, torch.randint(chosen.shape[1], (images, tokens), generator=generator, device=DEVICE))
-    x = torch.empty(images, tokens, dim, device=DEVICE)
-    for start in range(0, images, 512):
-        some = owner[start : start + 512]
-        x[start : start + 512] = (means[some] + spread[some] * normal(*some.shape, dim)) @ turn
-    return x, owner
-
-
 def fitted(size: Size) -> tuple[FullGaussians, Tensor, Tensor, Prior]:
     """Gaussians that fit generated patches, the patches, who made each, and the prior."""
-    x, owner = patches(size.rows // 64, 64, size.dim, size.concepts)
+    x, owner = patches(size.rows // 64, 64, size.dim, size.concepts, DEVICE)
     x, owner = x.flatten(0, 1), owner.flatten()
     x -= x.mean(0)
     prior = Prior(torch.cov(x.T).double() / 2, float(size.dim))
@@ -324,16 +268,7 @@ def stopwatch(family: str) -> Iterator[dict[str, list[float]]]:
 
 
 def observed(images: int, tokens: int, dim: int, concepts: int, classes: int) -> tuple[Observations, Observations]:
-    """Generated images, and the same with a tenth of the patches' spread added, as their perturbed views."""
-    x, owner = patches(images, tokens, dim, concepts)
-    share = torch.nn.functional.one_hot(owner, concepts).float().mean(1)
-    predictions = (share @ torch.randn(concepts, classes, device=DEVICE) * 5).softmax(1)
-    attention = torch.rand(images, tokens, device=DEVICE) + 0.1
-    attention /= attention.sum(1, keepdim=True)
-    other = x.clone()
-    for start in range(0, images, 512):
-        other[start : start + 512] += torch.randn_like(x[start : start + 512]) * x[:512].std() / 10
-    return Observations(x, attention, predictions), Observations(other, attention, predictions)
+    return views(*patches(images, tokens, dim, concepts, DEVICE), concepts, classes)
 
 
 def model(size: Size, covariance: str, epochs: int, **options: object) -> PACE:

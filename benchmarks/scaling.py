@@ -140,13 +140,16 @@ def by_processes(options: argparse.Namespace) -> None:
     print("| processes | seconds an epoch | efficiency |\n|---|---|---|")
     alone = None
     for number in range(1, options.processes + 1):
-        launcher = (
-            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)) if number > 1 else ()
-        )
         images = (options.images or [400])[0]
-        found = again("one-epoch", launcher=launcher, images=images, epochs=options.epochs, **sizes(options))
-        alone = alone or found["seconds"]
-        print(f"| {number} | {found['seconds']:.2f} | {100 * alone / number / found['seconds']:.0f} % |", flush=True)
+        found = seconds_an_epoch(number, images=images, epochs=options.epochs, **sizes(options))
+        alone = alone or found
+        print(f"| {number} | {found:.2f} | {100 * alone / number / found:.0f} % |", flush=True)
+
+
+def seconds_an_epoch(number: int, **changes: object) -> float:
+    """By so many processes, each on a core of its own."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)) if number > 1 else ()
+    return again("one-epoch", launcher=launcher, **changes)["seconds"]
 
 
 def one_epoch(options: argparse.Namespace) -> None:

@@ -1,0 +1,289 @@
+"""What one EM pass costs, against the number of images M, of concepts K, of dimensions d and of processes, in one run.
+
+    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim processes] [--out cost-cpu.csv]
+
+One of these is varied at a time around a base point. All ways go through the same drawn images in two views, from the same
+means and covariances:
+
+    pace     E-step (θ of every image, with the pull of predictions and views) and M-step, from the third epoch on
+    sklearn  E-step and M-step of GaussianMixture on the patches of both views; always on the CPU
+    printed  the paper's procedure as printed, in plain torch (printed.py); it knows full covariances only
+    limit    the useful operations of PACE's distances and sums at the rate of this machine's own product of that shape (float32
+             on a CPU, TF32 on a GPU): P_k is triangular, a scatter symmetric, and patches without weight leave nothing. Sweeps
+             over θ, factors of covariances, H, β and α are not counted.
+
+Where sklearn or the printed procedure would take long, part of the images is timed and their share of the pass scaled up, but
+not what is done once a pass (`sklearn_images`, `printed_images` say how many were timed). Seconds are the processor's with one
+thread on a CPU, and the clock's otherwise. A part that fails leaves its error in the row, and the others go on.
+`cost_page.py` makes tables and figures of what `--out` wrote.
+"""
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import mixture_at, patches, seconds, setting, tf32, timed, views
+from cost_page import AXES, COVARIANCES, Row, line, report, write
+from printed import BATCH, Printed
+from scaling import seconds_an_epoch
+from sklearn.mixture._gaussian_mixture import _compute_precision_cholesky, _estimate_gaussian_parameters
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from pace import PACE
+from pace.arguments import alpha_of, settings_of
+from pace.model.gaussians import Prior
+from pace.model.learning import Concepts, Memory, Settings, pass_over, update
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A base point, and what each number is varied over."""
+
+    tokens: int
+    classes: int
+    base: tuple[int, int, int]  # images, concepts, dim
+    images: tuple[int, ...]
+    concepts: tuple[int, ...]
+    dim: tuple[int, ...]
+    spend: float  # seconds on repeating a pass, at most
+    sklearn: float  # operations of a pass, beyond which part of the images is timed
+    printed: float  # likewise
+    epoch_images: int  # for the processes
+
+
+GRIDS = {
+    "cpu": Grid(
+        tokens=197, classes=102, base=(64, 32, 128),
+        images=(32, 64, 128, 256), concepts=(8, 16, 32, 64, 128), dim=(32, 64, 128, 256, 512),
+        spend=1.5, sklearn=2.2e11, printed=2.2e11, epoch_images=1600,
+    ),
+    "cuda": Grid(
+        tokens=197, classes=102, base=(1792, 100, 768),
+        images=(1792, 3584, 7169), concepts=(25, 100, 200), dim=(25, 192, 384, 768),
+        spend=0.3, sklearn=6e11, printed=1e13, epoch_images=0,
+    ),
+    "quick": Grid(
+        tokens=17, classes=5, base=(32, 4, 8), images=(32, 64), concepts=(4, 8), dim=(8, 16),
+        spend=0.0, sklearn=1e6, printed=1e6, epoch_images=64,
+    ),
+}  # fmt: skip
+
+
+class Problem:
+    """Images drawn for a point, and where every way begins."""
+
+    def __init__(self, row: Row, grid: Grid, device: torch.device) -> None:
+        torch.manual_seed(SEED)
+        x, owner = patches(row.images, grid.tokens, row.dim, row.concepts, device, seed=SEED)
+        self.row, self.grid = row, grid
+        # Where it can be, a clock that does not count what other processes do meanwhile.
+        alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self.clock = time.process_time if alone else time.perf_counter
+        self.views = views(x, owner, row.concepts, grid.classes)
+        self.patches = 2 * owner.numel()
+        means = x.new_zeros(row.concepts, row.dim).index_add_(0, owner.flatten(), x.flatten(0, 1))
+        means /= owner.flatten().bincount(minlength=row.concepts).clamp_min(1)[:, None]
+        model = PACE(row.concepts, covariance=row.covariance, init=means.cpu(), device=device, progress=False)
+        self.settings: Settings = settings_of(model, self.views[0])
+        start = model._start(*self.views, self.settings)
+        self.start: Concepts = start.concepts
+        self.prior: Prior = start.prior
+        printed = replace(self.settings, updates="paper")
+        self.printed_alpha = float(alpha_of(model, row.concepts, self.views[0], printed)[0])
+
+    def some(self, operations: float, allowed: float) -> int:
+        """Images that take about as many operations as are allowed, when all take so many; one batch at least."""
+        share = int(allowed / operations * self.row.images)
+        return min(self.row.images, max(BATCH, share // BATCH * BATCH))
+
+    def quickest(self, work: Callable[[], object]) -> float:
+        took = [timed(work, self.clock)]
+        while sum(took) + min(took) < self.grid.spend and len(took) < 30:
+            took.append(timed(work, self.clock))
+        return min(took)
+
+
+def time_pace(problem: Problem) -> None:
+    row, settings = problem.row, problem.settings
+    memory = Memory(2, row.images, row.concepts, problem.grid.tokens, settings)
+    concepts = problem.start
+
+    def one_pass() -> None:
+        nonlocal concepts
+        concepts = update(concepts, pass_over(*problem.views, concepts, settings, memory), problem.prior, settings)
+
+    one_pass()
+    entries, family = 0, type(concepts.gaussians)
+    accumulate = family._accumulate
+
+    def counting(self: object, x: Tensor, r: Tensor, sums: dict[str, Tensor]) -> None:
+        nonlocal entries
+        entries += int(r.count_nonzero())
+        accumulate(self, x, r, sums)
+
+    with setting(family, "_accumulate", counting):
+        one_pass()
+    row.weights = entries / problem.patches
+    row.pace = problem.quickest(one_pass)
+    row.limit = limit(problem, entries)
+
+
+def limit(problem: Problem, entries: int) -> float:
+    """Seconds that the useful operations take at the rate of a product of the same shape."""
+    n, k, d = problem.patches, problem.row.concepts, problem.row.dim
+    device = problem.start.offset.device
+    rows = min(n, 1 << (14 if device.type == "cpu" else 17))
+
+    def at_rate(operations: float, inner: int, columns: int) -> float:
+        a, b = torch.randn(rows, inner, device=device), torch.randn(inner, columns, device=device)
+        with tf32(device.type == "cuda"):
+            return operations * seconds(lambda: a @ b, 0.1, problem.clock) / (2 * rows * inner * columns)
+
+    triangle = d * (d + 1)
+    if problem.row.covariance == "full":
+        return at_rate((n * k + entries) * triangle, d, d)
+    if problem.row.covariance == "tied":  # whitened and scattered once, whatever the number of concepts
+        return at_rate(2 * n * triangle, d, d) + at_rate(2 * (n * k + entries) * d, d, k)
+    return at_rate(4 * (n * k + entries) * d, 2 * d, k)  # of patches and their squares
+
+
+def time_sklearn(problem: Problem) -> None:
+    row, d = problem.row, problem.row.dim
+    # Tied covariances are treated as K equal ones; and what waits for memory takes long for its operations.
+    each = {"full": 4 * d, "tied": 2 * d, "diag": 256}[row.covariance]
+    row.sklearn_images = problem.some(problem.patches * row.concepts * d * each, problem.grid.sklearn)
+    x = torch.cat([view.embeddings[: row.sklearn_images].flatten(0, 1) for view in problem.views]).cpu().numpy()
+    mixture = mixture_at(problem.start)
+
+    def for_images() -> None:
+        _, log_responsibilities = mixture._e_step(x)
+        found = _estimate_gaussian_parameters(x, np.exp(log_responsibilities), mixture.reg_covar, row.covariance)
+        mixture.weights_, mixture.means_, mixture.covariances_ = found[0] / found[0].sum(), *found[1:]
+
+    def once() -> None:
+        mixture.precisions_cholesky_ = _compute_precision_cholesky(mixture.covariances_, row.covariance)
+
+    share = problem.quickest(for_images) * row.images / row.sklearn_images
+    row.sklearn = share + problem.quickest(once)
+
+
+def time_printed(problem: Problem) -> None:
+    row = problem.row
+    if row.covariance != "full":
+        return
+    row.printed_images = problem.some(3 * problem.patches * row.concepts * row.dim**2, problem.grid.printed)
+    original, perturbed = (view[: row.printed_images] for view in problem.views)
+    start = problem.start
+    means = start.gaussians.means + start.offset
+    printed = Printed(means, start.gaussians.covariances().to(means), problem.printed_alpha, problem.grid.classes)
+
+    def for_images() -> None:
+        printed.clear()
+        printed.learn(original, perturbed)
+
+    printed.learn(original[:BATCH], perturbed[:BATCH])
+    printed.sweeps.clear()
+    share = problem.quickest(for_images) * row.images / (row.printed_images // BATCH * BATCH)
+    row.printed = share + problem.quickest(printed.finish)
+    row.printed_sweeps = sum(printed.sweeps) / len(printed.sweeps)
+    if not bool(printed.log_det.isfinite().all()):
+        row.error += "printed: a covariance is not positive definite; "
+
+
+def time_processes(row: Row, grid: Grid, epochs: int) -> None:
+    where = {"images": row.images, "concepts": row.concepts, "dim": row.dim, "covariance": row.covariance}
+    row.pace = seconds_an_epoch(row.processes, tokens=grid.tokens, epochs=epochs, **where)
+
+
+def measure(row: Row, grid: Grid, device: torch.device) -> None:
+    problem: Problem | None = None
+
+    def draw() -> None:
+        nonlocal problem
+        problem = Problem(row, grid, device)
+
+    attempt(row, "drawing", draw)
+    if problem is not None:
+        for name, work in (("pace", time_pace), ("sklearn", time_sklearn), ("printed", time_printed)):
+            attempt(row, name, lambda work=work: work(problem))
+
+
+def attempt(row: Row, what: str, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except (Exception, SystemExit) as error:  # a process of its own ends in the latter
+        last = (str(error).strip().splitlines() or [""])[-1]
+        row.error += f"{what}: {type(error).__name__}: {last[:150]}; "
+
+
+def machine_of(device: torch.device, threads: int) -> str:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name()
+    else:
+        known = Path("/proc/cpuinfo")
+        lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = names[0] if names else platform.processor()
+    return f"{name}, {threads} CPU thread{'s' * (threads != 1)}, torch {torch.__version__.partition('+')[0]}"
+
+
+def points(grid: Grid, vary: list[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    base = dict(zip(AXES, grid.base, strict=True))
+    for varied in AXES:
+        if varied in vary:
+            yield from ((varied, base | {varied: value}) for value in getattr(grid, varied))
+    if "processes" in vary:
+        yield from (("processes", base | {"images": grid.epoch_images, "processes": number}) for number in (1, 2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true", help="little of everything, to see that it runs")
+    parser.add_argument(
+        "--vary", nargs="+", choices=(*AXES, "processes"), help="all; without processes if it must be quick"
+    )
+    parser.add_argument("--covariance", nargs="+", choices=COVARIANCES, default=list(COVARIANCES))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every way on the CPU")
+    parser.add_argument("--out", help="a CSV file; written anew after every point")
+    arguments = parser.parse_args()
+    device, began = torch.device(arguments.device), time.perf_counter()
+    grid = GRIDS["quick" if arguments.quick else arguments.device]
+    alone = arguments.quick or device.type == "cuda"  # processes take seconds to start, and are timed on a CPU only
+    vary = arguments.vary or [*AXES, *([] if alone else ["processes"])]
+    torch.set_num_threads(arguments.threads)
+    machine = machine_of(device, arguments.threads)
+    print(f"{machine}; {grid.tokens} tokens, {grid.classes} classes, two views, seed {SEED}", flush=True)
+    rows: list[Row] = []
+    known: dict[tuple[object, ...], Row] = {}  # the base lies on every axis, and is timed once
+    with threadpool_limits(arguments.threads):
+        for covariance in arguments.covariance:
+            for varied, where in points(grid, vary):
+                place = (covariance, *where.items())
+                row = Row(machine, covariance, varied, **where)
+                if place in known:
+                    row = replace(known[place], varied=varied)
+                elif varied == "processes":
+                    attempt(row, varied, lambda row=row: time_processes(row, grid, 1 if arguments.quick else 3))
+                else:
+                    measure(row, grid, device)
+                known[place] = row
+                rows.append(row)
+                print(f"[{time.perf_counter() - began:4.0f} s] {line(row)}", flush=True)
+                if arguments.out:
+                    write(rows, arguments.out)
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+    print(f"\n{report(rows)}")
+
+
+if __name__ == "__main__":
+    main()
