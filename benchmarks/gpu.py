@@ -23,7 +23,7 @@ from torch import Tensor
 
 import pace.model.learning
 import pace.starting
-from pace import PACE, Observations
+from pace import PACE, Backbone, Observations
 from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -330,23 +330,71 @@ def small_dim(size: Size) -> None:
         )
 
 
+def vit(dim: int) -> torch.nn.Module:
+    """A ViT-S/16 or ViT-B/16 with random weights."""
+    import timm
+
+    name = {384: "vit_small_patch16_224", 768: "vit_base_patch16_224"}[dim]
+    return timm.create_model(name, num_classes=102).to(DEVICE).eval()
+
+
+def pictures(number: int) -> Tensor:
+    return torch.rand(number, 3, 224, 224, device=DEVICE)
+
+
+def whole(size: Size) -> None:
+    """From images on the device to concepts: both views through a ViT-B/16, then the fit."""
+    backbone = Backbone(vit(768))
+    batch = pictures(min(256, size.images))
+    backbone(batch)
+    model(size, "full", 1, n_init=1).fit(*observed(48, 197, 768, size.concepts, 2)[:1])  # compiles
+    synchronise()
+    begin = time.perf_counter()
+    seen = []
+    for _ in range(2):
+        parts = [backbone(batch[: size.images - start]) for start in range(0, size.images, len(batch))]
+        # Random weights say the same of every image: noise of the embeddings' own size makes them differ.
+        embeddings = torch.cat([part.embeddings for part in parts])
+        embeddings += embeddings.std() * torch.randn_like(embeddings)
+        attention, predictions = (torch.cat(list(field)) for field in list(zip(*parts, strict=True))[1:])
+        seen.append(Observations(embeddings, attention, predictions, (14, 14), 1))
+    synchronise()
+    forward = time.perf_counter() - begin
+    model(size, "full", size.epochs).fit(seen[0], perturbed=seen[1])
+    synchronise()
+    total = time.perf_counter() - begin
+    print(
+        f"\n# whole: {size.images} images, two views, ViT-B/16 in float32, then full covariances, {size.epochs} epochs"
+    )
+    print(f"  forward {forward:.1f} s, fit {total - forward:.1f} s, together {total:.1f} s")
+
+
 def explain(size: Size) -> None:
     print(f"\n# explain: {size.explained} images of {size.tokens} tokens on the device, K = {size.concepts}")
     for dim in size.explained_dims:
         observations, _ = observed(size.explained, size.tokens, dim, size.concepts, size.classes)
+        forward = {}
+        if dim in (384, 768):
+            net, batch = vit(dim), pictures(min(256, size.explained))
+            with torch.no_grad():
+                forward["float32"] = seconds(lambda n=net, b=batch: n(b)) / len(batch)
+                with tf32(True):
+                    forward["TF32"] = seconds(lambda n=net, b=batch: n(b)) / len(batch)
+                with torch.autocast(DEVICE.type, torch.bfloat16):
+                    forward["bfloat16"] = seconds(lambda n=net, b=batch: n(b)) / len(batch)
         for covariance in ("tied", "full"):
             learned = model(size, covariance, 2, n_init=1).fit(observations[: size.explained // 2])
-            theta = seconds(lambda m=learned, o=observations: m.explain(o, patches=False))
-            phi = seconds(lambda m=learned, o=observations: m.explain(o))
+            theta = seconds(lambda m=learned, o=observations: m.explain(o, patches=False)) / size.explained
+            phi = seconds(lambda m=learned, o=observations: m.explain(o)) / size.explained
+            shares = ", ".join(f"{theta / took:.0%} of a {name} ViT's" for name, took in forward.items())
             print(
-                f"  d = {dim}, {covariance:5} θ {size.explained / theta:10,.0f} images a second, θ and φ "
-                f"{size.explained / phi:10,.0f}",
+                f"  d = {dim}, {covariance:5} θ {1 / theta:10,.0f} images a second, θ and φ {1 / phi:10,.0f}; θ {shares}",
                 flush=True,
             )
 
 
 def main() -> None:
-    names = ["products", "distances", "scatter", "factors", "fit", "tied", "small", "explain"]
+    names = ["products", "distances", "scatter", "factors", "fit", "tied", "small", "whole", "explain"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
     parser.add_argument("--small", action="store_true", help="little of everything")
@@ -366,6 +414,7 @@ def main() -> None:
         "fit": lambda: fit(size, "full", arguments.profile),
         "tied": lambda: fit(size, "tied", arguments.profile),
         "small": lambda: small_dim(size),
+        "whole": lambda: whole(size),
         "explain": lambda: explain(size),
     }
     for part, run in work.items():

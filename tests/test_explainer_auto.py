@@ -87,6 +87,7 @@ def test_nothing_is_left_empty_where_the_patches_ask_for_half_of_the_concepts():
         (1000, {}, True),
         (999, {}, False),
         (1000, {"alpha": 0.1}, False),
+        (1000, {"covariance": "full"}, False),
         (1000, {"prune": False}, False),
         (9, {"prune": True}, True),
     ],

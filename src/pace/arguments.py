@@ -189,7 +189,7 @@ def prunes(model: PACE, observations: Observations) -> bool:
     """Whether to ask first if the patches hold so many concepts."""
     able = model.updates == "exact" and isinstance(model.init, str) and isinstance(model.alpha, str)
     if model.prune == "auto":
-        return able and len(observations) >= _AUTO_IMAGES
+        return able and model.covariance == "tied" and len(observations) >= _AUTO_IMAGES
     if model.prune and not able:
         raise ValueError("prune: needs updates='exact', init='k-means++' and alpha='learn'")
     return bool(model.prune)

@@ -73,7 +73,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     prune : bool or "auto"
         Where the patches ask for less than half of the `n_concepts`, leave the others empty: concepts that nothing tells apart
         would share patches at random (docs/number-of-concepts.md). Needs the exact rules and a learned α. "auto" does so
-        where these are there and at least 1000 images. `selection_` then says what was found.
+        where these are there, "tied" covariances and at least 1000 images. `selection_` then says what was found.
     n_init : int
         Starts that are tried for three epochs on a sample of images; the one with the best bound goes on.
     max_iter, tol : int, float

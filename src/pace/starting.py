@@ -16,7 +16,7 @@ from pace.fitting import Start, bound_of
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, pass_over, update
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
-from pace.model.selecting import MOST, Selection, select
+from pace.model.selecting import MOST, Selection, first_guess, select
 from pace.observations import Observations
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def _supported(
 ) -> Selection | None:
     """What the patches ask for, if that is less than half of what they are given."""
     report("are there so many concepts?")
+    if first_guess(observations, settings, n_concepts, model.seed) >= n_concepts / 2:
+        return None
     strength = prior_strength_of(model, observations, settings)
     found = select(observations, settings, covariance=model.covariance, strength=strength, seed=model.seed)
     return found if found.n_concepts < n_concepts / 2 else None

@@ -10,7 +10,8 @@ from pace import PACE, Observations
 from pace.arguments import prior_strength_of, settings_of
 from pace.model.selecting import Selection, select
 from pace.model.selecting.evidence import OwnCovariances, OwnVariances, SharedCovariance
-from pace.model.selecting.search import Sample, Search
+from pace.model.selecting.sampling import Sample
+from pace.model.selecting.search import Search
 
 
 def plant(seed, number, dim=12, images=150, tokens=25, distance=9.0, covariance="tied"):
@@ -95,6 +96,15 @@ def test_what_lies_within_the_blur_is_one_concept_and_without_it_two():
     assert find(observations, blur=0.5).n_concepts <= 2
 
 
+@pytest.mark.parametrize("number", [3, 8])
+def test_what_all_patches_of_an_image_share_makes_no_concept(number):
+    observations, _ = plant(1, number, distance=12.0)
+    light = np.random.default_rng(10).normal(size=(150, 1, 12)).astype(np.float32)
+    found = find(Observations(observations.embeddings + light, observations.attention), seed=1)
+    assert found.n_concepts == number
+    assert found.worth < 10 < find(observations).worth <= 25
+
+
 def test_there_are_never_more_than_the_most_that_is_allowed():
     observations, _ = plant(8, 8)
     for start in (2, 100):
@@ -150,6 +160,9 @@ def test_a_selection_survives_a_file_and_says_what_it_found(tmp_path):
     assert torch.equal(again.means, found.means)
     assert str(again) == str(found)
     assert str(found).startswith("4 concepts, from 150 images")
+    assert again.worth == found.worth
+    older = {name: tensor for name, tensor in found.tensors().items() if name != "worth"}
+    assert math.isnan(Selection.from_tensors(older).worth)
 
 
 def test_bad_arguments_are_refused():
@@ -164,7 +177,7 @@ def test_bad_arguments_are_refused():
 
 def searching(observations, kind=SharedCovariance, family="tied"):
     settings = settings_of(PACE(device="cpu", dtype="float64"), observations)
-    sample = Sample.of(observations, settings)
+    sample = Sample.draw(observations, settings, np.random.default_rng(0))
     spread = sample.x.T @ sample.x / len(sample.x)
     return Search(sample, kind(spread, 0.1, spread), family, 1.0, 50, settings, lambda move: None), sample
 

@@ -202,6 +202,12 @@ def covariance(x: Tensor, weights: Tensor) -> Tensor:
     return second + least * torch.eye(len(second), dtype=torch.float64, device=x.device)
 
 
+def whitening(covariance: Tensor) -> Tensor:
+    """Patches times this have unit spread."""
+    white: Tensor = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
+    return white
+
+
 def _regrouped(rows: Tensor, group: Tensor, number: int) -> Tensor:
     return rows.new_zeros(number, *rows.shape[1:]).index_add_(0, group, rows)
 

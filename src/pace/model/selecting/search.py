@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import FAMILIES, Gaussians, Prior, Sums
-from pace.model.inference import Weights
 from pace.model.learning import Concepts, Settings, explain_batch
-from pace.model.selecting.evidence import Evidence
-from pace.observations import Observations
+from pace.model.selecting.evidence import Evidence, whitening
+from pace.model.selecting.sampling import Sample
 
 _NEIGHBOURS = 4  # of every concept, with which it could be one
 _EPOCHS = 2  # after a move, before it is judged
@@ -33,24 +32,6 @@ class Move(NamedTuple):
     kind: str  # "start", "merge", "split"
     number: int
     bound: float
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Some images, in memory."""
-
-    observations: Observations
-    x: Tensor  # (n, d) patches, centred on their mean
-    weights: Tensor  # (n,)
-    offset: Tensor  # (d,)
-
-    @classmethod
-    def of(cls, observations: Observations, settings: Settings) -> Sample:
-        batch = observations.batch(slice(None), settings.device, settings.dtype)
-        weights = Weights.of(batch.attention, "exact").count.flatten()
-        x = batch.embeddings.flatten(0, 1)
-        offset = (torch.mv(x.double().T, weights.double()) / weights.sum(dtype=torch.float64)).to(x.dtype)
-        return cls(Observations(batch.embeddings, batch.attention), x - offset, weights, offset)
 
 
 @dataclass(frozen=True)
@@ -90,8 +71,7 @@ class Search:
         self._family: type[Gaussians] = FAMILIES[family]
         self._most = most
         self._prior = Prior(evidence.within, strength)
-        lower = torch.linalg.cholesky(evidence.within)
-        self._white = torch.linalg.inv(lower).mT.to(sample.x.dtype)  # patches times this have unit spread in a concept
+        self._white = whitening(evidence.within).to(sample.x.dtype)
         self._alpha_price = math.log(len(sample.observations)) / 2
         self.moves: list[Move] = []
         self.rejected: list[Move] = []
@@ -237,11 +217,11 @@ class Search:
         k = len(concepts)
         moments, owners, counts = gaussians.empty_sums(), [], []
         size = settings.images_per_batch(observations.n_tokens, 1, gaussians)
-        for _, batch in observations.batches(size, settings.device, settings.dtype):
+        weights = self._sample.weights.view(-1, observations.n_tokens, 1)
+        for part, batch in observations.batches(size, settings.device, settings.dtype):
             phi = explain_batch(batch, concepts, settings).phi
             owner = phi.argmax(2)
-            held = torch.zeros_like(phi).scatter_(2, owner[:, :, None], 1.0)
-            held *= Weights.of(batch.attention, "exact").count[:, :, None]
+            held = torch.zeros_like(phi).scatter_(2, owner[:, :, None], weights[part])
             owners.append(owner.flatten())
             counts.append(held.sum(1, dtype=torch.float64))
             features = gaussians.features(batch.embeddings.flatten(0, 1), concepts.offset)

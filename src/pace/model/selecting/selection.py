@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from pace.model.learning import Settings
-from pace.model.selecting.evidence import EVIDENCE
+from pace.model.selecting.evidence import EVIDENCE, whitening
 from pace.model.selecting.evidence import covariance as covariance_of
-from pace.model.selecting.search import Move, Partition, Sample, Search
+from pace.model.selecting.sampling import Sample
+from pace.model.selecting.search import Move, Partition, Search
 from pace.model.selecting.sketching import sketch
 from pace.observations import Observations
 
-_IMAGES, _PATCHES = 100, 1 << 15  # at least, of the sample, if there are so many
 MOST = 300  # concepts, unless told otherwise
 _KINDS = ("start", "merge", "split")
 
@@ -25,7 +26,7 @@ _KINDS = ("start", "merge", "split")
 class Selection:
     """The concepts that were found, those with most evidence first, and the bound at other numbers of them.
 
-    All bounds are in nats, of the images that were looked at.
+    All bounds are in nats, of the images that were looked at, each of which counts as `worth` patches.
     """
 
     means: Tensor  # (K, d)
@@ -34,6 +35,7 @@ class Selection:
     bounds: Tensor  # (P,) the best bound found with so many
     moves: tuple[Move, ...]  # how it was found
     images: int  # that were looked at
+    worth: float = math.nan  # as how many independent patches an image counts; not known in older files
 
     @property
     def n_concepts(self) -> int:
@@ -43,7 +45,8 @@ class Selection:
     def posterior(self) -> Tensor:
         """How likely each of `numbers` is, if all are alike before and the bounds are the evidence itself.
 
-        They lie below it and assume Gaussian, independent patches: on real embeddings this is far too sure of itself.
+        They lie below it and assume Gaussian patches, independent but for what `worth` takes off: on real embeddings this is
+        far too sure of itself.
         """
         return self.bounds.softmax(0)
 
@@ -57,13 +60,15 @@ class Selection:
             "bounds": self.bounds,
             "moves": torch.tensor(steps, dtype=torch.float64),
             "images": torch.tensor(self.images),
+            "worth": torch.tensor(self.worth, dtype=torch.float64),
         }
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Selection:
         moves = tuple(Move(_KINDS[int(kind)], int(number), bound) for kind, number, bound in tensors["moves"].tolist())
         names = ("means", "evidence", "numbers", "bounds")
-        return cls(**{name: tensors[name] for name in names}, moves=moves, images=int(tensors["images"]))
+        worth = float(tensors["worth"]) if "worth" in tensors else math.nan
+        return cls(**{name: tensors[name] for name in names}, moves=moves, images=int(tensors["images"]), worth=worth)
 
     def __str__(self) -> str:
         best = self.bounds.max()
@@ -112,13 +117,12 @@ def select(
     if min(start, most) < 1 or not 0 <= blur < 1:
         raise ValueError(f"expected start, most ≥ 1 and 0 ≤ blur < 1; found start={start}, most={most}, blur={blur}")
     rng = np.random.default_rng(seed)
-    wanted = min(max(_IMAGES, -(-_PATCHES // observations.n_tokens)), len(observations))
-    images = np.sort(rng.choice(len(observations), wanted, replace=False))
-    sample = Sample.of(observations[images], settings)
+    sample = Sample.draw(observations, settings, rng)
     means = sketch(sample.x, sample.weights, start, most, blur, rng)
     spread = covariance_of(sample.x, sample.weights)
     nearest = means[torch.cdist(sample.x, means).argmin(1)]
     within = covariance_of(sample.x - nearest, sample.weights) + blur * spread
+    sample = sample.discounted(means, whitening(within).to(sample.x.dtype))
     kind, family = EVIDENCE[covariance]
     evidence = kind(spread, blur, within)
     strength = strength / len(means) if family == "tied" else strength
@@ -132,8 +136,16 @@ def select(
         numbers=torch.tensor(sorted(curve)),
         bounds=torch.tensor([curve[number] for number in sorted(curve)], dtype=torch.float64),
         moves=tuple(search.moves),
-        images=len(images),
+        images=len(sample.observations),
+        worth=float(sample.weights.sum()) / len(sample.observations),
     )
+
+
+def first_guess(observations: Observations, settings: Settings, most: int, seed: int = 0, blur: float = 0.25) -> int:
+    """How many concepts a sketch of the patches has, `most` at most. The search goes on from such a sketch, and takes long."""
+    rng = np.random.default_rng(seed)
+    sample = Sample.draw(observations, settings, rng)
+    return len(sketch(sample.x, sample.weights, most, most, blur, rng))
 
 
 def _evidence_of(search: Search, found: Partition) -> Tensor:
