@@ -10,7 +10,8 @@ import torch
 from families import FAMILIES, Family
 from torch import Tensor, nn
 
-from pace.backbones import Backbone
+from pace.backbones import Backbone, Look, Preprocessing
+from pace.backbones.fingerprint import fingerprint
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
@@ -115,6 +116,70 @@ def test_negative_layers_count_from_the_end(family: Family, model: nn.Module) ->
             Backbone(model, wrong)
 
 
+def test_the_attention_can_be_another_blocks(family: Family, model: nn.Module) -> None:
+    images = family.images()
+    own = [Backbone(model, layer) for layer in range(Backbone(model).layers)]
+    seen = [backbone(images) for backbone in own]
+    before = _state(model)
+    refused = 0
+    for layer, other in ((0, -1), (-2, -1), (-1, 0), (-1, -2)):
+        backbone = Backbone(model, layer, attention_layer=other)
+        assert backbone.attention_layer == own[other].layer
+        if own[layer].grid(*family.size) != own[other].grid(*family.size):
+            with pytest.raises(
+                ValueError, match=r"attention_layer: block \d attends over \d+ x \d+ patches, but layer \d"
+            ):
+                backbone(images)
+            refused += 1
+        else:
+            found = backbone(images)
+            _close(found.embeddings, seen[layer].embeddings)
+            _close(found.attention, seen[other].attention)
+            assert (found.predictions is None) == (family.logits is None)
+            if found.predictions is not None:
+                _close(found.predictions, seen[layer].predictions)
+            assert not torch.allclose(found.attention, seen[layer].attention)
+        assert _state(model) == before
+    assert refused == (2 if family.size == (64, 64) else 0), "Swin merges patches between its first block and its last"
+
+
+def test_another_blocks_attention_costs_no_second_run() -> None:
+    model = FAMILIES["timm-vit"].model()
+    runs: list[str] = []
+    for name, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, name=name: runs.append(name))
+    Backbone(model, 0, attention_layer=-1)(FAMILIES["timm-vit"].images())
+    assert runs == [0, 1, 2]
+
+
+def test_the_attention_layer_must_be_a_block(family: Family, model: nn.Module) -> None:
+    last = Backbone(model).layers - 1
+    for wrong in (last + 1, -last - 2):
+        with pytest.raises(ValueError, match=f"attention_layer: expected {-last - 1} to {last} .* found {wrong}"):
+            Backbone(model, attention_layer=wrong)
+
+
+def test_an_object_that_looks_itself_has_its_own_attention_alone() -> None:
+    class Own:
+        layers, prefix, has_cls = 3, 0, False
+        preprocessing = Preprocessing(size=(8, 8))
+
+        def dim(self, layer: int) -> int:
+            return 3
+
+        def grid(self, height: int, width: int, layer: int) -> tuple[int, int]:
+            return height, width
+
+        def look(self, images: Tensor, layer: int) -> Look:
+            tokens = images.flatten(2).mT
+            return Look(tokens, tokens.norm(dim=-1), tokens.mean(1), None)
+
+    images = torch.randn(2, 3, 8, 8)
+    assert Backbone(Own(), 1, attention_layer=-2)(images).attention.shape == (2, 64)
+    with pytest.raises(ValueError, match="attention_layer: Own gives the attention of layer 1 alone"):
+        Backbone(Own(), 1, attention_layer=-1)
+
+
 # The user's model is never changed.
 
 
@@ -214,5 +279,12 @@ def test_fingerprints_tell_models_apart(family: Family, model: nn.Module) -> Non
     with torch.no_grad():
         last = [parameter for _, parameter in Backbone(changed)._sight.model.named_parameters()][-1]
         last.view(-1)[-1] += 1e-3
+    others += [Backbone(model, 0, attention_layer=-1), Backbone(model, 0, attention_layer=-2)]
     found = {own, *(other.fingerprint() for other in others), Backbone(changed).fingerprint()}
-    assert len(found) == 5
+    assert len(found) == 7
+
+
+def test_fingerprints_of_a_layers_own_attention_are_what_they_were_without_a_choice() -> None:
+    model = FAMILIES["timm-vit"].model()
+    for last in (Backbone(model), Backbone(model, attention_layer=-1), Backbone(model, 2, attention_layer=2)):
+        assert last.fingerprint() == fingerprint(model, 2, None, True), "stores on disk compare with it"

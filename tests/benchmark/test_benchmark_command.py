@@ -24,7 +24,7 @@ def tiny(weights, tmp_path, monkeypatch):
 
 
 def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
-    methods = ["--methods", "kmeans,two=kmeans", "--set", "two.n_concepts=2"]
+    methods = ["--methods", "kmeans,two=kmeans", "--set", "two.n_concepts=2", "--layer", "auto"]
     code, out, err = pace(capsys, *tiny, *methods, "--out", "found")
     assert code == 0
     assert "Table 1" in out
@@ -33,6 +33,8 @@ def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
     assert "color: two" in err
     record = json.loads((tmp_path / "found" / "run.json").read_text())
     assert record["status"] == "finished"
+    assert record["configuration"]["layer"] == "auto"
+    assert f"color: block {record['results']['about']['color']['backbone']['layer']}: " in err
     rows = record["results"]["rows"]
     assert [row["method"]["options"]["n_concepts"] for row in rows] == [3, 2]
     assert (tmp_path / "found" / "results.md").is_file()

@@ -196,6 +196,66 @@ def test_an_unfinished_extraction_says_how_to_go_on(elsewhere: Path):
     assert invoke("fit", "--observations", "kept", *QUICK).code == 0
 
 
+# -- the layer -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block never has enough within images, and the one before always has."""
+    from pace.backbones import layers
+
+    shares = iter([0.25, 0.75] * 9)
+    monkeypatch.setattr(layers, "within_share", lambda seen: next(shares))
+
+
+@pytest.mark.usefixtures("picky")
+def test_an_automatic_layer_is_said_and_remembered(elsewhere: Path):
+    auto = ("--images", "shop/photos", *SHOP_MODEL, "--layer", "auto", "--out")
+    outcome = invoke("fit", *auto, "fit", *QUICK)
+    assert outcome.code == 0, outcome.err
+    assert "block 4: 75 % of its patches' variance lies within images, against 25 % at block 5" in outcome.out
+    kept = record(elsewhere / "fit")
+    assert kept["configuration"]["layer"] == "auto"
+    assert (kept["model"]["layer"], kept["model"]["attention_layer"]) == (4, 5)
+    explained = invoke("explain", "shop/flat/0.png", "--run", "fit", "--json").document
+    assert explained["fit"]["model"] == kept["model"]
+    again = invoke("fit", "--config", "fit", "--out", "again", "--json").document
+    assert again["model"] == kept["model"]
+    assert again["results"]["bound"] == kept["results"]["bound"]
+
+    assert invoke("extract", *auto, "seen").code == 0
+    assert record(elsewhere / "seen")["model"]["fingerprint"] == kept["model"]["fingerprint"]
+    stored = invoke("fit", "--observations", "seen", *QUICK, "--json").document
+    assert stored["model"]["attention_layer"] == 5
+
+
+def test_an_automatic_layer_is_the_librarys_choice(elsewhere: Path, workshop: Path):
+    import timm
+    from safetensors.torch import load_file
+
+    from pace import Backbone
+    from pace.backbones import choose_layer
+    from pace.images import open_images
+
+    model = timm.create_model("test_vit", img_size=32, num_classes=2)
+    model.load_state_dict(load_file(workshop / "tiny.safetensors"))
+    layer = choose_layer(model, open_images(workshop / "photos"))
+    auto = ("extract", "--images", "shop/photos", *SHOP_MODEL, "--no-pairs", "--layer", "auto")
+    kept = invoke(*auto, "--json").document["model"]
+    assert kept["layer"] == layer
+    assert kept["fingerprint"] == Backbone(model, layer, attention_layer=-1).fingerprint()
+
+
+def test_a_run_from_before_there_was_a_choice_of_attention_opens(elsewhere: Path, workshop: Path):
+    import shutil
+
+    shutil.copytree(workshop / "fit", elsewhere / "old")
+    kept = record(elsewhere / "old")
+    assert kept["model"].pop("attention_layer", 0) is None
+    (elsewhere / "old" / "run.json").write_text(json.dumps(kept))
+    assert invoke("explain", "shop/flat/0.png", "--run", "old").code == 0
+
+
 # -- finetune --------------------------------------------------------------------------------------------------------------
 
 

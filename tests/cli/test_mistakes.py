@@ -25,6 +25,7 @@ FIT = ("fit", "--images", "photos")
         (("fit", "--images", "color", "--split", "val", *MODEL), "split 'val' does not exist"),
         ((*FIT, *MODEL, "--device", "gpu"), "expected auto, cpu or cuda"),
         ((*FIT, *MODEL, "--layer", "40"), "expected -6 to 5"),
+        ((*FIT, *MODEL, "--layer", "auto", "--limit", "1"), "expected 2 images or more"),
         ((*FIT, *MODEL, "--alpha", "much"), "expected a number or learn"),
         ((*FIT, *MODEL, "--concepts", "5000"), "use at most"),
         ((*FIT, *MODEL, "--observations", "fit"), "leave --images and --model out"),

@@ -3,6 +3,7 @@
 from pace.backbones.backbone import Backbone
 from pace.backbones.finetuning import finetune, load_finetuned
 from pace.backbones.heads import linear_probe, zero_shot
+from pace.backbones.layers import choose_layer, within_share
 from pace.backbones.load import load
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Look, Model, Sizes, Tower
@@ -14,9 +15,11 @@ __all__ = [
     "Preprocessing",
     "Sizes",
     "Tower",
+    "choose_layer",
     "finetune",
     "linear_probe",
     "load",
     "load_finetuned",
+    "within_share",
     "zero_shot",
 ]

@@ -37,23 +37,41 @@ class Backbone:
         From pooled features to logits, instead of the model's own classifier.
     count_cls
         Whether CLS counts as a token, as in the paper. Registers and distillation tokens never do.
+    attention_layer
+        The block whose attention weighs the tokens, negative from the end; by default `layer` itself. The last one says
+        what the prediction really looks at.
     """
 
-    def __init__(self, model: Any, layer: int = -1, head: Head | None = None, count_cls: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layer: int = -1,
+        head: Head | None = None,
+        count_cls: bool = True,
+        attention_layer: int | None = None,
+    ) -> None:
         self.model = model
         self._sight = find(model)
-        if not -self.layers <= layer < self.layers:
+        self.layer = self._block("layer", layer)
+        self.attention_layer = (
+            self.layer if attention_layer is None else self._block("attention_layer", attention_layer)
+        )
+        if self.attention_layer != self.layer and not isinstance(self._sight, Tower):
             raise ValueError(
-                f"layer: expected {-self.layers} to {self.layers - 1} for {self.layers} blocks; found {layer}"
+                f"attention_layer: {type(self._sight).__name__} gives the attention of layer {self.layer} alone; only models "
+                "with known blocks give that of another"
             )
-        self.layer = layer % self.layers
         self.head = head
         self.count_cls = count_cls
 
     def __call__(self, images: Tensor) -> Batch:
         """Embeddings (B, J, d), attention (B, J) and predictions (B, N) of normalised images (B, 3, H, W)."""
         with torch.no_grad():
-            look = self._sight.look(_images(images), self.layer)
+            look = (
+                self._sight.look(_images(images), self.layer)
+                if self.attention_layer == self.layer
+                else self._tower.look(_images(images), self.layer, self.attention_layer)
+            )
             logits = self._logits(look.pooled, look.logits)
         predictions = None if logits is None else logits.softmax(-1, dtype=torch.float32)
         return Batch(self._kept(look.tokens), self._kept(look.attention), predictions)
@@ -113,8 +131,17 @@ class Backbone:
         return self._sight.grid(height, width, self.layer)
 
     def fingerprint(self) -> str:
-        """Another one for other weights, architecture, layer, head or count_cls."""
-        return fingerprint(self._module, self.layer, self.head, self.count_cls)
+        """Another one for other weights, architecture, layer, head, count_cls or attention_layer."""
+        # The layer's own attention goes without saying: stores on disk are known by such fingerprints.
+        other = () if self.attention_layer == self.layer else (self.attention_layer,)
+        return fingerprint(self._module, self.layer, self.head, self.count_cls, *other)
+
+    def _block(self, name: str, number: int) -> int:
+        if not -self.layers <= number < self.layers:
+            raise ValueError(
+                f"{name}: expected {-self.layers} to {self.layers - 1} for {self.layers} blocks; found {number}"
+            )
+        return number % self.layers
 
     @property
     def _module(self) -> Any:

@@ -154,10 +154,18 @@ class Tower:
         scale = 2 ** (self.merges[layer] if self.merges else 0)
         return -(-rows // scale), -(-columns // scale)
 
-    def look(self, images: Tensor, layer: int) -> Look:
+    def look(self, images: Tensor, layer: int, attention_layer: int | None = None) -> Look:
+        """Tokens of a layer, with the attention of that block or another, in one run."""
         images, grid = self._checked(images, layer)
-        block = self.blocks[layer]
-        asked = block if self.pool is None or self.has_cls or layer < self.layers - 1 else self.pool
+        watched = layer if attention_layer is None else attention_layer
+        other = self.grid(images.shape[2], images.shape[3], watched)
+        if other != grid:
+            raise ValueError(
+                f"attention_layer: block {watched} attends over {other[0]} x {other[1]} patches, but layer {layer} has "
+                f"{grid[0]} x {grid[1]}; choose blocks between which none are merged"
+            )
+        block = self.blocks[watched]
+        asked = block if self.pool is None or self.has_cls or watched < self.layers - 1 else self.pool
         probe = AttentionProbe(slice(0, 1) if self.has_cls else slice(None))
         with torch.no_grad(), undisturbed(self.model):
             with probing(asked, probe):

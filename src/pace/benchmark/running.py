@@ -144,7 +144,9 @@ def _run_dataset(
 
     began = time.monotonic()
     try:
-        subject = prepare_subject(recipe, dataset, cache, seed, device)
+        subject = prepare_subject(
+            recipe, dataset, cache, seed, device, lambda line: plan.report(f"{dataset.name}: {line}")
+        )
         views = Views(dataset, subject, seed, batch_size, cache.folder if keep else None, scoring.hidden_images)
         done("backbone", began)
         about = _observe(views, subject, cache, done)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from pace.backbones import Backbone, finetune, load
+from pace.backbones import Backbone, choose_layer, finetune, load
 from pace.backbones.fingerprint import fingerprint
 from pace.benchmark.cache import Cache, key_of
 from pace.benchmark.data import Dataset
@@ -23,7 +24,8 @@ class Recipe:
     name, architecture, image_size
         As `pace.backbones.load` takes them. A name of None is the ViT that is shipped for Color.
     layer
-        The block that is explained; None is the last one, or for the shipped ViT the one that the demo explains.
+        The block that is explained; None is the last one, or for the shipped ViT the one that the demo explains. "auto" is
+        the one that `choose_layer` finds on the training images, with the attention of the last block.
     train
         Fine-tune it on the dataset; otherwise it is taken as it is, with the classifier it has.
     epochs, lr, batch_size
@@ -34,7 +36,7 @@ class Recipe:
     name: str | os.PathLike[str] | None = None
     architecture: str | None = None
     image_size: int | None = None
-    layer: int | None = None
+    layer: int | Literal["auto"] | None = None
     train: bool = True
     epochs: int = 20
     lr: float = 1e-4
@@ -49,12 +51,44 @@ class Subject:
     about: dict[str, Any]
 
 
-def prepare_subject(recipe: Recipe, dataset: Dataset, cache: Cache, seed: int, device: torch.device) -> Subject:
+def prepare_subject(
+    recipe: Recipe,
+    dataset: Dataset,
+    cache: Cache,
+    seed: int,
+    device: torch.device,
+    report: Callable[[str], None] | None = None,
+) -> Subject:
+    """`report` is told why an automatic layer is the one it is."""
     if recipe.name is None:
-        return _shipped(recipe, dataset, device)
+        model, usual, about = _shipped(dataset)
+    else:
+        model, usual, about = _named(recipe.name, recipe, dataset, cache, seed, device)
+    model = model.float().to(device).eval().requires_grad_(False)
+    if recipe.layer == "auto":
+        layer, attention_layer = choose_layer(model, dataset.train, seed=seed, report=report), -1
+    else:
+        layer, attention_layer = usual if recipe.layer is None else recipe.layer, None
+    backbone = Backbone(model, layer, attention_layer=attention_layer)
+    height, width = backbone.preprocessing.size
+    with torch.no_grad():
+        predictions = backbone(torch.zeros(1, 3, height, width, device=device)).predictions
+    assert dataset.train.labels is not None
+    classes = int(dataset.train.labels.max()) + 1
+    if predictions is None or predictions.shape[1] < classes:
+        found = "no classifier" if predictions is None else f"a classifier of {predictions.shape[1]} classes"
+        raise ValueError(f"{about['name']} has {found}, and {dataset.name} has {classes} classes; fine-tune it")
+    layers = {"layer": backbone.layer, "attention_layer": backbone.attention_layer}
+    return Subject(backbone, {**about, **layers, "d": backbone.dim, "image_size": [height, width]})
+
+
+def _named(
+    name: str | os.PathLike[str], recipe: Recipe, dataset: Dataset, cache: Cache, seed: int, device: torch.device
+) -> tuple[Any, int, dict[str, Any]]:
+    """The model, its usual layer, and what results say of it."""
     options = {} if recipe.image_size is None else {"img_size": recipe.image_size}
-    model = load(recipe.name, model=recipe.architecture, **options)
-    about: dict[str, Any] = {"name": recipe.architecture or Path(recipe.name).name, "training": "as it comes"}
+    model = load(name, model=recipe.architecture, **options)
+    about: dict[str, Any] = {"name": recipe.architecture or Path(name).name, "training": "as it comes"}
     if recipe.train:
         key = key_of(
             weights=fingerprint(model),
@@ -76,29 +110,12 @@ def prepare_subject(recipe: Recipe, dataset: Dataset, cache: Cache, seed: int, d
         model = found.model
         how = f"{recipe.epochs} epochs, lr {recipe.lr:g}, batches of {recipe.batch_size}, perturbed images"
         about |= {"training": f"fine-tuned on {dataset.name}: {how}", "held_out_accuracy": found.accuracy}
-    return _subject(model, recipe, dataset, device, about)
+    return model, -1, about
 
 
-def _shipped(recipe: Recipe, dataset: Dataset, device: torch.device) -> Subject:
+def _shipped(dataset: Dataset) -> tuple[Any, int, dict[str, Any]]:
     if dataset.name != "color":
         raise ValueError(f"{dataset.name}: which model is to be explained? Only Color comes with one; name a backbone")
     from pace.demo.vit import LAYER, load_model
 
-    own = recipe if recipe.layer is not None else replace(recipe, layer=LAYER)
-    about = {"name": "the ViT shipped for Color", "training": "as it comes"}
-    return _subject(load_model(), own, dataset, device, about)
-
-
-def _subject(model: Any, recipe: Recipe, dataset: Dataset, device: torch.device, about: dict[str, Any]) -> Subject:
-    backbone = Backbone(
-        model.float().to(device).eval().requires_grad_(False), -1 if recipe.layer is None else recipe.layer
-    )
-    height, width = backbone.preprocessing.size
-    with torch.no_grad():
-        predictions = backbone(torch.zeros(1, 3, height, width, device=device)).predictions
-    assert dataset.train.labels is not None
-    classes = int(dataset.train.labels.max()) + 1
-    if predictions is None or predictions.shape[1] < classes:
-        found = "no classifier" if predictions is None else f"a classifier of {predictions.shape[1]} classes"
-        raise ValueError(f"{about['name']} has {found}, and {dataset.name} has {classes} classes; fine-tune it")
-    return Subject(backbone, {**about, "layer": backbone.layer, "d": backbone.dim, "image_size": [height, width]})
+    return load_model(), LAYER, {"name": "the ViT shipped for Color", "training": "as it comes"}

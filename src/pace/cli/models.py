@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pace.atomic import write_atomically
 from pace.cli.errors import Problem, line_of
@@ -30,9 +30,10 @@ class ModelChoice:
     name: str
     architecture: str | None = None
     image_size: int | None = None
-    layer: int | None = None  # None: the last, or the one that suits the embedded model
+    layer: int | Literal["auto"] | None = None  # None: the last, or the one that suits the embedded model
     count_cls: bool = True
     head: str | None = None
+    attention_layer: int | None = None  # None: the layer's own
 
 
 @dataclass(frozen=True)
@@ -82,21 +83,33 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def open_subject(choice: ModelChoice, device: torch.device) -> Subject:
+def open_subject(
+    choice: ModelChoice, device: torch.device, choose: Callable[[nn.Module], int] | None = None
+) -> Subject:
+    """`choose` finds the layer where the choice leaves it open; the last block's attention then weighs the tokens."""
     from pace.backbones import Backbone
 
     model, names = load_model(choice)
+    model = model.float().to(device)
+    layer, attention_layer = choice.layer, choice.attention_layer
+    if layer == "auto":
+        assert choose is not None  # records have the number that was found
+        layer, attention_layer = choose(model), -1
+    elif layer is None:
+        layer = _usual_layer(choice)
     head = None if choice.head is None else _read_head(Path(choice.head))
-    backbone = Backbone(model.float().to(device), _layer(choice), head, choice.count_cls)
-    return Subject(backbone, replace(choice, name=located(choice.name), layer=backbone.layer), names)
+    backbone = Backbone(model, layer, head, choice.count_cls, attention_layer)
+    kept = None if attention_layer is None else backbone.attention_layer
+    opened = replace(choice, name=located(choice.name), layer=backbone.layer, attention_layer=kept)
+    return Subject(backbone, opened, names)
 
 
-def _layer(choice: ModelChoice) -> int:
-    if choice.layer is None and choice.name == "color":
+def _usual_layer(choice: ModelChoice) -> int:
+    if choice.name == "color":
         from pace.demo.vit import LAYER
 
         return LAYER
-    return -1 if choice.layer is None else choice.layer
+    return -1
 
 
 def load_model(choice: ModelChoice) -> tuple[nn.Module, tuple[str, ...] | None]:
@@ -220,7 +233,13 @@ def reopen_subject(run: Run, device: torch.device, moved: str | None = None) -> 
     kept = run.record["model"]
     head = str(run.file(kept["head"])) if kept["head"] else None
     choice = ModelChoice(
-        moved or kept["name"], kept["architecture"], kept["image_size"], kept["layer"], kept["count_cls"], head
+        moved or kept["name"],
+        kept["architecture"],
+        kept["image_size"],
+        kept["layer"],
+        kept["count_cls"],
+        head,
+        kept.get("attention_layer"),  # which runs of the first versions did not have
     )
     try:
         subject = open_subject(choice, device)

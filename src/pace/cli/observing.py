@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from pace.cli.errors import Problem
 from pace.cli.models import ModelChoice, Subject, fit_probe, open_subject
-from pace.cli.output import busy
+from pace.cli.output import busy, say
 from pace.cli.pictures import ImageChoice
 from pace.cli.runs import Run
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from pace.images import ImageSet
     from pace.observations import Observations
@@ -35,7 +36,13 @@ def open_both(
     """Images first: they are quick to open, so a misspelt name is found before a large model is loaded."""
     with busy("opening the images"):
         opened = images.open()
-    subject = open_subject(model, device)
+
+    def choose(network: nn.Module) -> int:
+        from pace.backbones import choose_layer
+
+        return choose_layer(network, opened, seed=images.seed, batch_size=batch_size, report=say)
+
+    subject = open_subject(model, device, choose)
     if probe:
         subject.backbone.head = fit_probe(subject.backbone, opened, batch_size)
         subject = replace(subject, class_names=tuple(opened.class_names or ()) or None)

@@ -37,6 +37,14 @@ def _number_or_auto(given: object) -> int | str:
     return int(text)
 
 
+def _block_or_auto(given: object) -> int | str:
+    text = str(given)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text} is neither a whole number nor auto") from None
+
+
 def _complete_images(incomplete: str) -> Iterator[str]:
     yield from (name for name in DATASETS if name.startswith(incomplete))
     yield from (f"{folder}/" for folder in sorted(Path().glob(f"{incomplete}*")) if folder.is_dir())
@@ -112,12 +120,13 @@ ImageSize = Annotated[
     int | None,
     typer.Option(min=1, help="Pixels a side, for timm models that take several.", rich_help_panel=_MODEL),
 ]
-Layer = Annotated[int, typer.Option(help="The block to explain; negative from the end.", rich_help_panel=_MODEL)]
-MaybeLayer = Annotated[
-    int | None,
+Layer = Annotated[
+    Any,
     typer.Option(
         "--layer",
-        help="The block to explain; negative from the end.",
+        parser=_block_or_auto,
+        metavar="NUMBER|auto",
+        help="The block to explain, negative from the end; auto is the last whose patches still differ within images.",
         show_default="the last; of color, the first",
         rich_help_panel=_MODEL,
     ),

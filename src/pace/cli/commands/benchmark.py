@@ -49,12 +49,7 @@ def benchmark(
     ] = None,
     architecture: options.Architecture = None,
     image_size: options.ImageSize = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(
-            help="The block to explain; negative from the end.", show_default="the last", rich_help_panel=_MODEL
-        ),
-    ] = None,
+    layer: options.Layer = None,
     finetune: Annotated[bool, typer.Option(help="Fine-tune it on each dataset first.", rich_help_panel=_MODEL)] = True,
     epochs: Annotated[int, typer.Option(min=1, help="Of the fine-tuning.", rich_help_panel=_MODEL)] = 20,
     lr: Annotated[float, typer.Option(help="Of the fine-tuning, at its peak.", rich_help_panel=_MODEL)] = 1e-4,

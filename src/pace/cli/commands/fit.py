@@ -87,7 +87,7 @@ def fit(
     pairs: options.Pairs = True,
     architecture: options.Architecture = None,
     image_size: options.ImageSize = None,
-    layer: options.MaybeLayer = None,
+    layer: options.Layer = None,
     cls: options.CountCls = True,
     probe: options.Probe = False,
     seed: options.Seed = 0,
