@@ -74,6 +74,15 @@ def test_refining_leaves_empty_concepts_empty():
     assert model.empty_concepts_.tolist() == list(range(4, 20))
 
 
+def test_by_default_concepts_that_were_found_are_not_refined(monkeypatch):
+    monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
+    monkeypatch.setattr("pace.arguments._AUTO_STEPS", 3)
+    assert len(fit(20).refinement_) == 0
+    assert len(fit(7).refinement_) == 3
+    assert len(fit("auto").refinement_) == 0
+    assert len(fit("auto", refine=2).refinement_) == 2
+
+
 def test_nothing_is_left_empty_where_the_patches_ask_for_half_of_the_concepts():
     model = fit(7, prune=True)
     assert model.selection_ is None

@@ -85,7 +85,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     refine : int or "auto"
         Steps of 64 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
         Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
-        there and at least 1000 images, which are not learned from in minibatches; else 0.
+        there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the number of
+        concepts was found (`n_concepts`, `prune`): they are the data's own, and refining would move them off.
     faithfulness_weight, stability_weight : float
         What these count for then, in dimensions of a patch.
     head_steps, head_rate : int, float

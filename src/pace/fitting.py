@@ -52,6 +52,7 @@ class Plan:
     past: Statistics | None  # what is known before the first
     seed: int
     refinement: Refinement | None
+    refine_found: bool  # also where the number of concepts was found: they are then the data's own clusters
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Fitting:
                         self._learn_from_all()
                     else:
                         self._learn_online(self._plan.minibatch)
-                    if self._plan.refinement is not None:
+                    if self._plan.refinement is not None and (self._plan.refine_found or course.selection is None):
                         self._refine(self._plan.refinement)
         except KeyboardInterrupt:
             if self._team.size > 1:
