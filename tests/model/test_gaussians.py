@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.model.gaussians import FAMILIES, DiagGaussians, FullGaussians, Prior
+from pace.model.gaussians import dense as dense_module
 from pace.model.inference import Weights, infer, uniform_start
 
 FAMILY_NAMES = sorted(FAMILIES)
@@ -24,7 +25,7 @@ def setting(family, seed=0, k=3, d=6, n=60, dtype=torch.float64):
 
 def step(gaussians, features, r, prior):
     sums = gaussians.empty_sums()
-    gaussians.accumulate(features, r.clone(), sums)
+    gaussians.accumulate(features.clone(), r.clone(), sums)
     return gaussians.maximise(sums, prior)
 
 
@@ -84,9 +85,9 @@ def test_the_m_step_is_the_maximum(family):
 def test_sums_of_parts_add_up_to_the_sums_of_the_whole(family):
     gaussians, features, _, r, _ = setting(family)
     whole, parts = gaussians.empty_sums(), gaussians.empty_sums()
-    gaussians.accumulate(features, r.clone(), whole)
+    gaussians.accumulate(features.clone(), r.clone(), whole)
     for rows in (slice(0, 7), slice(7, None)):
-        gaussians.accumulate(features[rows], r[rows].clone(), parts)
+        gaussians.accumulate(features[rows].clone(), r[rows].clone(), parts)
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name])
 
@@ -124,10 +125,67 @@ def test_sparse_sums_are_the_dense_ones(family, monkeypatch):
     for wide, weights in ((10**9, r.clone()), (1, r.clone()), (1, by_columns)):  # all products dense, then none
         monkeypatch.setattr("pace.model.gaussians.family._WIDE", wide)
         sums.append(gaussians.empty_sums())
-        gaussians.accumulate(features, weights, sums[-1])
+        gaussians.accumulate(features.clone(), weights, sums[-1])
     for name in sums[0]:
         torch.testing.assert_close(sums[1][name], sums[0][name])
         torch.testing.assert_close(sums[2][name], sums[0][name])
+
+
+def overlapping(spread, n=1200, k=10, d=48):
+    """Full covariances that differ somewhat, means so far apart, and patches of them, in float32 and in float64."""
+    torch.manual_seed(0)
+    shapes = torch.eye(d, dtype=torch.float64) + torch.randn(k, d, d, dtype=torch.float64) / 50
+    means, owner = spread * torch.randn(k, d, dtype=torch.float64), torch.randint(k, (n,))
+    x = means[owner] + (shapes[owner] @ torch.randn(n, d, 1, dtype=torch.float64)).squeeze(2)
+    factors = torch.linalg.inv(torch.linalg.cholesky(shapes @ shapes.mT)).mT.contiguous()
+    return FullGaussians(means.float(), factors.float()), FullGaussians(means, factors), x
+
+
+@pytest.fixture
+def by_factors(monkeypatch):
+    """How many patches were measured with the concepts' factors, call by call."""
+    sizes, measured = [], dense_module._triangular_distances
+
+    def watched(x, factors, shifts):
+        sizes.append(len(x))
+        return measured(x, factors, shifts)
+
+    monkeypatch.setattr(dense_module, "_triangular_distances", watched)
+    return sizes
+
+
+def test_distances_through_pairs_of_dimensions_are_those_of_the_factors(by_factors):
+    gaussians, precise, x = overlapping(spread=0.5)
+    found = gaussians.mahalanobis(x.float())
+    assert by_factors == []
+    expected = precise.mahalanobis(x)
+    assert by_factors == [len(x)]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-3)
+
+
+def test_patches_too_far_for_pairs_are_left_to_the_factors(by_factors):
+    gaussians, _, x = overlapping(spread=0.5)
+    x[::100] *= 1000
+    found = gaussians.mahalanobis(x.float())
+    assert by_factors == [12]
+    alone = gaussians.mahalanobis(x[::100].float())
+    torch.testing.assert_close(found[::100], alone, rtol=0, atol=0)
+
+
+def test_where_most_patches_are_too_far_for_pairs_all_are_left_to_the_factors(by_factors):
+    gaussians, precise, x = overlapping(spread=100.0)
+    found = gaussians.mahalanobis(x.float())
+    assert by_factors == [len(x)]
+    nearest = precise.mahalanobis(x).min(1)
+    torch.testing.assert_close(found.double()[range(len(x)), nearest.indices], nearest.values, rtol=1e-3, atol=0.1)
+
+
+@pytest.mark.parametrize("family", ["diag", "low_rank"])
+def test_the_blocks_in_which_squares_are_made_change_nothing(family, monkeypatch):
+    gaussians, features, *_ = setting(family)
+    whole = gaussians.mahalanobis(features)
+    monkeypatch.setattr("pace.model.gaussians.diagonal._CACHED", 7 * (2 * features.shape[1] + 3))
+    torch.testing.assert_close(gaussians.mahalanobis(features), whole)
 
 
 def test_an_emptied_low_rank_concept_can_find_its_directions_again():

@@ -52,7 +52,7 @@ class Weights:
         """What a token says about its concept (B, J, K); overwrites `mahalanobis`."""
         if self.temper is not None:
             return mahalanobis.mul_(self.temper[:, :, None] / -2).sub_(log_det / 2)
-        return mahalanobis.mul_(-0.5).sub_((log_det + dim * math.log(2 * math.pi)) / 2)
+        return torch.add((log_det + dim * math.log(2 * math.pi)) / -2, mahalanobis, alpha=-0.5, out=mahalanobis)
 
     def correction(self, phi_bar: Tensor, counts: Tensor, log_det: Tensor, dim: int) -> Tensor | float:
         """Printed L_e minus the sum that the printed φ update maximises: only the determinant's and 2π's weight differ."""

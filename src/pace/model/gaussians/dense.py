@@ -23,6 +23,10 @@ _BLOCK = {"cpu": (1024, 32, 384), "cuda": (1 << 16, 256, 512)}
 _SCREEN_DIM, _SCREEN_SHARE, _SCREEN_ERROR = 256, 1 / 8, 2.0
 _SCREEN_ROWS = {"cpu": (8192, 4096), "cuda": (4096, 1 << 16)}
 
+# Distances through products of pairs of dimensions, on a CPU: up to so many dimensions, so many patches at once, and as long
+# as no log-density is off by so much (nats).
+_PAIRED_DIM, _PAIRED_ROWS, _PAIRED_ERROR = 96, 512, 1e-3
+
 _FUSED_DIM = 128  # from so many dimensions the kernels in fused.py fill their tiles
 
 # Covariances factorised together: one fills a CPU; a GPU would mostly wait between small steps.
@@ -55,12 +59,41 @@ class FullGaussians(Gaussians):
     def mahalanobis(self, x: Tensor) -> Tensor:
         kernels = _kernels(x)
         if kernels is None:
+            worthwhile = len(x) >= _PAIRED_ROWS and x.shape[1] <= _PAIRED_DIM and x.dtype == torch.float32
+            if worthwhile and x.device.type == "cpu":
+                return self._paired_distances(x)
             return _triangular_distances(x, self.precision_cholesky, self._shift)
         common, factors = self._halves
         out = x.new_empty(len(x), len(self.means))
         for rows in slices(len(x), _for(_SCREEN_ROWS, x)[1]):
             whitened = kernels.Halves.of(x[rows] @ common)
             out[rows] = kernels.distances(whitened, factors, self._shift, precise=True)
+        return out
+
+    def _paired_distances(self, x: Tensor) -> Tensor:
+        """One product in place of K narrow ones: every distance is linear in the pairs x_i x_j and in x.
+
+        Its rounding grows with |x|² instead of |x|: patches for which that would show are left to the factors P_k.
+        """
+        common, coefficients, constant, amplified, farthest = self._pairs
+        white = torch.mm(common.T, x.T)  # patches as columns
+        error = torch.finfo(x.dtype).eps * amplified * (white.square().sum(0) + farthest)
+        rough = (error > 2 * _PAIRED_ERROR).nonzero().squeeze(1)
+        if len(rough) > _SCREEN_SHARE * len(x):
+            return _triangular_distances(x, self.precision_cholesky, self._shift)
+        d, n = white.shape
+        out = constant[:, None].repeat(1, n)
+        room = x.new_empty(coefficients.shape[1], min(n, _PAIRED_ROWS))
+        for rows in slices(n, _PAIRED_ROWS):
+            some = white[:, rows]
+            pairs = room[:, : some.shape[1]]
+            for i, part in enumerate(torch.split(pairs[:-d], list(range(d, 0, -1)))):
+                torch.mul(some[i:], some[i], out=part)
+            pairs[-d:] = some
+            out[:, rows].addmm_(coefficients, pairs)
+        out = out.T.clamp_min_(0)
+        if len(rough) > 0:
+            out[rough] = _triangular_distances(x[rough], self.precision_cholesky, self._shift)
         return out
 
     def near_distances(self, x: Tensor, within: float) -> Tensor:
@@ -117,6 +150,27 @@ class FullGaussians(Gaussians):
         """P̄ and its inverse, float64."""
         common = self.precision_cholesky.mean(0, dtype=torch.float64)
         return common, _inverse_of_lower(common.mT).mT
+
+    @cached_property
+    def _pairs(self) -> tuple[Tensor, Tensor, Tensor, float, float]:
+        """P̄, coefficients of pairs and of single dimensions, constants; and what an error is at most multiplied by.
+
+        With y = x P̄, m_k = μ_k P̄ and Q_k = P̄⁻¹ P_k P_kᵀ P̄⁻ᵀ a distance is (y - m_k) Q_k (y - m_k)ᵀ.
+        """
+        common, inverse = self._common
+        factors = inverse @ self.precision_cholesky.double()
+        precision = factors @ factors.mT
+        centres = self.means.double() @ common
+        scaled = torch.einsum("kd,kde->ke", centres, precision)
+        i, j = torch.triu_indices(*precision.shape[1:])
+        coefficients = torch.cat([precision[:, i, j] * torch.where(i == j, 1.0, 2.0), -2 * scaled], 1)
+        # Σ_ij |y_i Q_ij y_j| ≤ |y|² · the largest row sum of |Q|, and (|y| + |m|)² ≤ 2 |y|² + 2 |m|².
+        amplified = 2 * float(precision.abs().sum(2).max())
+        dtype = self.means.dtype
+        return (
+            common.to(dtype), coefficients.to(dtype), (scaled * centres).sum(1).to(dtype),
+            amplified, float(centres.square().sum(1).max()),
+        )  # fmt: skip
 
     @cached_property
     def _bfloat16(self) -> tuple[Tensor, Tensor]:
@@ -221,8 +275,9 @@ class TiedGaussians(Gaussians):
 
     def mahalanobis(self, x: Tensor) -> Tensor:
         centres = self.means @ self.precision_cholesky
-        # Whitened distances by one product; taken from the concepts' own centre to keep the terms small.
-        middle = centres.mean(0)
+        # Whitened distances by one product; taken from a concept in the middle to keep the terms small. Not from the mean of
+        # all: empty ones may be far away.
+        middle = centres[centres.square().sum(1).argmin()]
         white, centres = x @ self.precision_cholesky - middle, centres - middle
         squares = white.square().sum(1, keepdim=True) + centres.square().sum(1)
         return torch.addmm(squares, white, centres.T, alpha=-2).clamp_min_(0)
@@ -233,7 +288,7 @@ class TiedGaussians(Gaussians):
 
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         sums["weight"].add_(r.sum(0))
-        sums["first"].add_(weighted_sums(r, x))
+        sums["first"].add_(weighted_sums(r, x.shape[1])(x))
         rooted = x * r.sum(1, keepdim=True).sqrt()
         sums["second"].add_(rooted.T @ rooted)
 
@@ -320,7 +375,7 @@ def _triangular_distances(x: Tensor, factors: Tensor, shifts: Tensor) -> Tensor:
                 block = room[: rows.stop - rows.start]
                 torch.addmm(shift, x[rows, : columns.stop], factor, beta=-1, out=block)
                 parts = block.view(len(block), -1, columns.stop - columns.start).to(total)
-                out[rows, concepts] += torch.linalg.vector_norm(parts, dim=2).square_()
+                out[rows, concepts].add_(torch.linalg.vector_norm(parts, dim=2).square_())
     return out
 
 

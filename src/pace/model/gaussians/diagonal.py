@@ -5,27 +5,66 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pace.model.gaussians.family import NOT_POSITIVE, Gaussians, Prior, Sums, room_for, weighted_sums
+from pace.model.gaussians.family import NOT_POSITIVE, Gaussians, Prior, Sums, room_for, slices, weighted_sums
+
+_CACHED = 600_000  # values that are worked on at once on a CPU: squares should still be near when they are multiplied
 
 
-class _DiagonalFeatures(Gaussians):
-    """Families that read every dimension's square: features are x and x² side by side, so that each product is one."""
+class _Squares(Gaussians):
+    """Families that read every dimension's square.
+
+    On a GPU features are x and x² side by side, so that each product is one. On a CPU a pass waits for memory: there
+    features are x alone, and squares are made where they are needed: in the nearest cache, then in the place of x.
+    """
+
+    _quadratic: tuple[Tensor, Tensor]
 
     def tokens_at_once(self) -> int:
         # The work on a patch is light here, so on a CPU what is worked on should stay in the cache.
         if self.means.device.type == "cpu":
-            return max(2048, (3 << 17) // max(64, self.means.shape[1]))
+            return max(4096, (1 << 19) // max(64, self.means.shape[1]))
         return super().tokens_at_once()
 
     def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
+        if embeddings.device.type == "cpu":
+            return super().features(embeddings, offset, room)
         d = embeddings.shape[1]
         both = room_for(room, embeddings, 2 * d)
         torch.sub(embeddings, offset, out=both[:, :d])
         torch.mul(both[:, :d], both[:, :d], out=both[:, d:])
         return both
 
+    def _quadratic_forms(self, x: Tensor) -> Tensor:
+        """Σ_d (x_d - μ_kd)² / v_kd as (n, K), up to rounding, which can leave less than nothing."""
+        constant, coefficients = self._quadratic
+        if x.device.type != "cpu":
+            return torch.addmm(constant, x, coefficients.T)
+        # The products are quicker by a tenth with the patches as columns, and the sums want each concept's r together.
+        (n, d), k = x.shape, len(constant)
+        out = x.new_empty(k, n)
+        step = max(1, _CACHED // (2 * d + k))
+        room = x.new_empty(min(step, n), 2 * d)
+        for rows in slices(n, step):
+            both = room[: rows.stop - rows.start]
+            both[:, :d] = x[rows]
+            torch.mul(x[rows], x[rows], out=both[:, d:])
+            torch.addmm(constant[:, None], coefficients, both.T, out=out[:, rows])
+        return out.T
 
-class DiagGaussians(_DiagonalFeatures):
+    def _add_diagonal_sums(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+        d = self.means.shape[1]
+        weighted = weighted_sums(r, 2 * d)
+        sums["weight"].add_(r.sum(0))
+        if x.device.type == "cpu":
+            sums["first"].add_(weighted(x))
+            sums["second"].add_(weighted(x.square_()))
+        else:
+            both = weighted(x)
+            sums["first"].add_(both[:, :d])
+            sums["second"].add_(both[:, d:])
+
+
+class DiagGaussians(_Squares):
     """Independent dimensions: the cheapest, and often enough."""
 
     name = "diag"
@@ -41,14 +80,14 @@ class DiagGaussians(_DiagonalFeatures):
         return cls(means, covariance.diagonal().to(means.dtype).expand_as(means).contiguous())
 
     def mahalanobis(self, x: Tensor) -> Tensor:
-        return _quadratic_forms(x, *self._quadratic).clamp_min_(0)
+        return self._quadratic_forms(x).clamp_min_(0)
 
     def empty_sums(self) -> Sums:
         k, d = self.means.shape
         return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(k, d)}
 
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        _add_diagonal_sums(x, r, sums)
+        self._add_diagonal_sums(x, r, sums)
 
     def maximise(self, sums: Sums, prior: Prior) -> DiagGaussians:
         means, weight = self._new_means(sums), sums["weight"][:, None]
@@ -73,7 +112,7 @@ class DiagGaussians(_DiagonalFeatures):
         return cls(tensors["means"], tensors["variances"])
 
 
-class LowRankGaussians(_DiagonalFeatures):
+class LowRankGaussians(_Squares):
     """Σ_k = diag(v_k) + U_k U_kᵀ with U_k (d, rank): correlated dimensions at the price of rank + 1 diagonal ones.
 
     A mixture of factor analysers: x = μ_k + U_k f + noise, f ~ N(0, I). Given k, E[f | x] = B_k (x - μ_k) with
@@ -118,7 +157,7 @@ class LowRankGaussians(_DiagonalFeatures):
         return torch.addmm(shift, x, self._whitened.reshape(k * rank, d).T, beta=-1).reshape(len(x), k, rank)
 
     def mahalanobis(self, x: Tensor) -> Tensor:
-        distance = _quadratic_forms(x, *self._quadratic)
+        distance = self._quadratic_forms(x)
         return distance.sub_(self._projected(x[:, : self.means.shape[1]]).square().sum(2)).clamp_min_(0)
 
     def empty_sums(self) -> Sums:
@@ -133,21 +172,21 @@ class LowRankGaussians(_DiagonalFeatures):
         }
 
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        _add_diagonal_sums(x, r, sums)
-        x = x[:, : self.means.shape[1]]
+        d = self.means.shape[1]
         gain = self.factor_covariance @ (self.factors.double() / self.variances.double()[:, :, None]).mT  # B_k
         gain = gain.to(x.dtype)
         for k, weights in enumerate(r.T.contiguous()):
             rows = weights.nonzero().squeeze(1)
             if len(rows) == 0:
                 continue
-            patches, weight = x[rows], weights[rows, None]
+            patches, weight = x[rows, :d], weights[rows, None]
             factor = (patches - self.means[k]) @ gain[k].T
             weighted = factor * weight
             sums["factor"][k] += weighted.sum(0, dtype=torch.float64)
             sums["cross"][k] += (patches.T @ weighted).double()
             sums["spread"][k] += weight.sum(dtype=torch.float64) * self.factor_covariance[k]
             sums["spread"][k] += (factor.T @ weighted).double()
+        self._add_diagonal_sums(x, r, sums)  # which uses up x
 
     def maximise(self, sums: Sums, prior: Prior) -> LowRankGaussians:
         means, weight = self._new_means(sums), sums["weight"][:, None]
@@ -202,18 +241,3 @@ def _diagonal_quadratic(means: Tensor, variances: Tensor) -> tuple[Tensor, Tenso
     scaled = means.double() * precision
     constant = (scaled * means.double()).sum(1)
     return constant.to(means.dtype), torch.cat([-2 * scaled, precision], 1).to(means.dtype)
-
-
-def _quadratic_forms(x: Tensor, constant: Tensor, coefficients: Tensor) -> Tensor:
-    # On a CPU the product is quicker by a tenth with the patches as columns, and the sums want each concept's r together.
-    if x.device.type == "cpu":
-        return torch.addmm(constant[:, None], coefficients, x.T).T
-    return torch.addmm(constant, x, coefficients.T)
-
-
-def _add_diagonal_sums(x: Tensor, r: Tensor, sums: Sums) -> None:
-    d = sums["first"].shape[1]
-    both = weighted_sums(r, x)
-    sums["weight"].add_(r.sum(0))
-    sums["first"].add_(both[:, :d])
-    sums["second"].add_(both[:, d:])

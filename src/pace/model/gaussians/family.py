@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +61,7 @@ class Gaussians(ABC):
         """Zeros for `accumulate`; always with `weight` Σ_i r_ik (K,) and `first` Σ_i r_ik x_i (K, d)."""
 
     def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        """Add these patches, given as features, to the sums; r is used up.
+        """Add these patches, given as features, to the sums; both features and r are used up.
 
         Most responsibilities are zero to machine precision. Those patches are left out, of all sums alike.
         """
@@ -108,17 +108,18 @@ def slices(total: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, total))
 
 
-def weighted_sums(r: Tensor, x: Tensor) -> Tensor:
-    """rᵀ x. On a CPU, where r is mostly zero, only from the entries that are not."""
-    if r.device.type == "cpu" and x.shape[1] >= _WIDE:
+def weighted_sums(r: Tensor, columns: int) -> Callable[[Tensor], Tensor]:
+    """x -> rᵀ x, for so many columns in all. On a CPU, where r is mostly zero, only from the entries that are not."""
+    if r.device.type == "cpu" and columns >= _WIDE:
         n, k = r.shape
         flat = r.T.flatten()
         places = torch.from_numpy(np.flatnonzero(flat.numpy() > 0))  # several times as fast as torch's own
         if len(places) * _SPARSE < len(flat):
+            rows, weights = places % n, flat[places]
             starts = torch.searchsorted(places, n * torch.arange(k))
             # One bag of weighted rows for every concept: several times as fast as torch's sparse product.
-            return embedding_bag(places % n, x, starts, mode="sum", per_sample_weights=flat[places])
-    return r.T @ x
+            return lambda x: embedding_bag(rows, x, starts, mode="sum", per_sample_weights=weights)
+    return lambda x: r.T @ x
 
 
 def room_for(room: Tensor | None, like: Tensor, columns: int) -> Tensor:
