@@ -8,7 +8,7 @@ import torch
 
 from pace import PACE, Observations
 from pace.arguments import prior_strength_of, settings_of
-from pace.model.selecting import Selection, select
+from pace.model.selecting import Selection, first_guess, select
 from pace.model.selecting.evidence import OwnCovariances, OwnVariances, SharedCovariance
 from pace.model.selecting.sampling import Sample
 from pace.model.selecting.search import Search
@@ -44,6 +44,22 @@ def test_the_planted_number_is_found_from_few_cells_and_from_many(number, start)
     assert found.n_concepts == number
     # every planted mean is near one of those that were found
     assert np.linalg.norm(means[:, None] - found.means.numpy(), axis=2).min(1).max() < 2.0
+
+
+def test_a_few_wide_directions_that_tell_nothing_hide_no_concepts():
+    observations, _ = plant(0, 8)
+    noise = 30 * np.random.default_rng(0).normal(size=(*observations.shape[:2], 3)).astype(np.float32)
+    wide = Observations(np.concatenate([observations.embeddings, noise], 2), observations.attention)
+    assert find(wide).n_concepts == 8
+    assert first_guess(wide, settings_of(PACE(device="cpu"), wide), 12) >= 6
+
+
+def test_halves_further_apart_than_all_patches_spread_are_no_split():
+    evidence = SharedCovariance(torch.eye(3, dtype=torch.float64), 0.0, torch.eye(3, dtype=torch.float64))
+    whole = {"weight": torch.tensor([10.0]), "first": torch.zeros(1, 3)}
+    apart = {"weight": torch.tensor([5.0, 5.0]), "first": torch.tensor([[15.0, 0, 0], [-15.0, 0, 0]])}
+    sums, parts = ({name: t.double() for name, t in part.items()} for part in (whole, apart))
+    assert evidence.split_gains(evidence.blurred(sums), {0: [evidence.blurred(parts)]}) == {0: [-math.inf]}
 
 
 @pytest.mark.parametrize("covariance", ["full", "diag"])

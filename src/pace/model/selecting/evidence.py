@@ -57,7 +57,11 @@ class Evidence(ABC):
         last = len(sums["weight"])
 
         def gain(concept: int, two: Sums) -> float:
-            return -float(self.merge_gains(self.divided(sums, concept, two), torch.tensor([[concept, last]])))
+            try:
+                return -float(self.merge_gains(self.divided(sums, concept, two), torch.tensor([[concept, last]])))
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                # Some patches stand for all, and two halves of these can lie further apart than all patches spread.
+                return -math.inf
 
         return {concept: [gain(concept, two) for two in ways] for concept, ways in parts.items()}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import Sums
-from pace.model.selecting.evidence import SharedCovariance, covariance
+from pace.model.selecting.evidence import SharedCovariance, covariance, whitening
 
 _PATCHES_PER_CELL, _LEAST_PATCHES = 20, 6000
 _CELLS_PER_CONCEPT = 4  # so many more cells than concepts, or merging could not have found them
@@ -26,17 +26,23 @@ def sketch(x: Tensor, weights: Tensor, start: int, most: int, blur: float, rng: 
     cells = min(start, limit)
     while True:
         some = order[: max(_LEAST_PATCHES, _PATCHES_PER_CELL * cells)]
-        spread = covariance(x[some], weights[some])
+        patches, held = x[some], weights[some]
+        spread = covariance(patches, held)
         evidence = SharedCovariance(spread, blur, spread)
-        best = _best_on_path(evidence.blurred(_cells(x[some], weights[some], max(cells, 1), rng)), evidence, most)
+        # Cells of patches as they are, and with all directions alike: a few wide ones would hide what the others tell.
+        ways = (
+            _best_on_path(evidence.blurred(_cells(seen, patches, held, max(cells, 1), rng)), evidence, most)
+            for seen in (patches, patches @ whitening(spread).to(patches.dtype))
+        )
+        _, best = max(ways, key=lambda way: way[0])
         number = len(best["weight"])
         if number * _CELLS_PER_CONCEPT <= cells or cells >= limit:
             return (best["first"] / best["weight"][:, None]).to(x.dtype)
         cells = min(max(2 * cells, _CELLS_PER_CONCEPT * number), limit)
 
 
-def _cells(x: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> Sums:
-    """k-means++ and a few rounds of Lloyd's algorithm; weight and first moments of the cells that hold patches."""
+def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> Sums:
+    """k-means++ and a few rounds of Lloyd's algorithm on x; weight and first moments of the cells that hold patches."""
     means = x[:0]
     chance = weights.double()
     nearest = torch.full_like(weights, torch.inf)
@@ -55,10 +61,11 @@ def _cells(x: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> 
         first = torch.zeros_like(means).index_add_(0, owner, weighted)
         means = torch.where(size[:, None] > 0, first / size.clamp_min(1e-30)[:, None], means)
     filled = size > 0
+    first = torch.zeros_like(means).index_add_(0, owner, patches * weights[:, None])
     return {"weight": size[filled].double(), "first": first[filled].double()}
 
 
-def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> Sums:
+def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> tuple[float, Sums]:
     best, best_bound = sums, -np.inf
     while True:
         weight = sums["weight"]
@@ -67,7 +74,7 @@ def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> Sums:
         if bound > best_bound and k <= most:
             best, best_bound = sums, bound
         if k == 1:
-            return best
+            return best_bound, best
         a, b = torch.triu_indices(k, k, 1, device=weight.device)
         gains = evidence.merge_gains(sums, torch.stack([a, b], 1)) + _mixing_gain(weight[a], weight[b])
         table = weight.new_full((k, k), -torch.inf)
