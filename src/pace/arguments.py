@@ -124,7 +124,7 @@ def plan_of(model: PACE, observations: Observations, perturbed: Observations | N
         past=None if past is None else past.map(lambda t: t.to(settings.device)),
         seed=model.seed,
         refinement=refinement_of(model, observations, perturbed),
-        refine_found=model.refine != "auto",
+        refine_anyway=model.refine != "auto",
     )
 
 

@@ -86,7 +86,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Steps of 64 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
         Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
         there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the number of
-        concepts was found (`n_concepts`, `prune`): they are the data's own, and refining would move them off.
+        concepts was found (`n_concepts`, `prune`) or the prediction follows from them already: refining would move them off
+        what the data show, for little.
     faithfulness_weight, stability_weight : float
         What these count for then, in dimensions of a patch.
     head_steps, head_rate : int, float
@@ -132,8 +133,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         sweep_tol: float = 1e-4,
         negatives: int = 64,
         refine: int | str = "auto",
-        faithfulness_weight: float = 0.3,
-        stability_weight: float = 0.3,
+        faithfulness_weight: float = 1.0,
+        stability_weight: float = 2.0,
         head_steps: int = 100,
         head_rate: float = 0.05,
         learning_offset: float = 10.0,

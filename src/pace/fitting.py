@@ -19,7 +19,7 @@ from pace.checkpoints import Checkpoint, Saved
 from pace.distributed import Team
 from pace.model.feeding import Chunk, Feed, Lazy, Visits, bytes_per_image
 from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, Expectation, Memory, Settings, under, update
+from pace.model.learning import Concepts, Expectation, Memory, Settings, explain_batch, under, update
 from pace.model.objective import Bound
 from pace.model.refining import Refinement, refine
 from pace.model.selecting import Selection
@@ -38,6 +38,10 @@ class Start(NamedTuple):
 
 
 _ROUNDS = 6  # of mixing, in a shuffle
+_LOOKED_AT, _FAITHFUL = (
+    1000,
+    0.99,
+)  # images by which it is told whether to refine, and the share that says there is no need
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Plan:
     past: Statistics | None  # what is known before the first
     seed: int
     refinement: Refinement | None
-    refine_found: bool  # also where the number of concepts was found: they are then the data's own clusters
+    refine_anyway: bool  # also where concepts are better left as they are
 
 
 @dataclass
@@ -115,7 +119,7 @@ class Fitting:
                         self._learn_from_all()
                     else:
                         self._learn_online(self._plan.minibatch)
-                    if self._plan.refinement is not None and (self._plan.refine_found or course.selection is None):
+                    if self._plan.refinement is not None and (self._plan.refine_anyway or course.selection is None):
                         self._refine(self._plan.refinement)
         except KeyboardInterrupt:
             if self._team.size > 1:
@@ -193,7 +197,9 @@ class Fitting:
         """The first process refines for all; then all look at every image once more."""
         course = self._course
         if course.refined is None:
-            if self._team.rank == 0:
+            if self._team.rank == 0 and not self._plan.refine_anyway and self._prediction_follows():
+                course.refined = course.concepts
+            elif self._team.rank == 0:
                 course.refined, course.refinement = refine(
                     self._observations, self._perturbed, course.concepts, self._settings, refinement, self._plan.seed,
                     self._report("refining"), course.refining, self._pause_refining,
@@ -206,6 +212,24 @@ class Fitting:
         statistics = self._pass(course.refined, "refining")
         heads = update(course.refined, statistics, course.prior, self._settings)
         course.concepts, course.statistics = replace(heads, gaussians=course.refined.gaussians), statistics
+
+    def _prediction_follows(self) -> bool:
+        """Whether it can be read off the concepts as EM left them, from half of some images for the other half."""
+        from pace.metrics import faithfulness
+
+        observations, settings, concepts = self._observations, self._settings, self._course.concepts
+        some = observations[np.linspace(0, len(observations) - 1, min(_LOOKED_AT, len(observations))).astype(np.int64)]
+        size = settings.images_per_batch(some.n_tokens, 1, concepts.gaussians)
+        gamma, guess = [], []
+        for _, batch in some.batches(size, settings.device, settings.dtype):
+            assert batch.predictions is not None
+            gamma.append(explain_batch(batch, concepts, settings).gamma.cpu())
+            guess.append(batch.predictions.argmax(1).cpu())
+        theta, said = torch.nn.functional.normalize(torch.cat(gamma), p=1.0).numpy(), torch.cat(guess).numpy()
+        known, asked = slice(0, None, 2), slice(1, None, 2)
+        if len(np.unique(said[known])) < 2:
+            return True
+        return float(faithfulness(theta[known], said[known], theta[asked], said[asked])) >= _FAITHFUL
 
     def _share_refined(self) -> None:
         course = self._course

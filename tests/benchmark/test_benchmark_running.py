@@ -217,6 +217,7 @@ def test_few_images_are_of_few_classes_and_the_same_in_both_splits():
     np.testing.assert_array_equal(np.bincount(found.train.labels), [4, 4])
     assert open_dataset("color", None, 8, seed=0).facts() == found.facts()
     assert open_dataset("color", None, 8, seed=1).facts() != found.facts()
+    assert open_dataset("color", None, 8, seed=0, color_size=32).train[0].shape == (3, 32, 32)
 
 
 def test_fine_tuning_never_sees_the_perturbations_of_the_scores():

@@ -148,6 +148,21 @@ def test_by_default_concepts_are_refined_where_there_is_enough_to_go_by(images, 
     assert (0 if found is None else found.steps) == steps
 
 
+@pytest.mark.parametrize(("loud", "steps"), [(0.0, 3), (9.0, 0)])
+def test_by_default_concepts_that_say_the_prediction_already_are_left_as_they_are(loud, steps, monkeypatch):
+    monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
+    monkeypatch.setattr("pace.arguments._AUTO_STEPS", 3)
+    label = np.arange(len(TRAIN)) % CLASSES
+
+    def louder(view: Observations) -> Observations:
+        patches = view.embeddings.copy()
+        patches[:, :, 2] += loud * (label - 1)[:, None]
+        return Observations(patches, view.attention, np.eye(CLASSES)[label], grid=(4, 4))
+
+    model = PACE(6, prune=False, max_iter=5, device="cpu").fit(louder(TRAIN), perturbed=louder(TRAIN_PERTURBED))
+    assert len(model.refinement_) == steps
+
+
 @pytest.mark.parametrize("steps", ["some", -1, 1.5])
 def test_other_words_and_numbers_of_steps_are_refused(steps):
     view = Observations(np.ones((4, 2, 3), np.float32), np.ones((4, 2)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pace.images import ImageSet, open_images
+from pace.images import Color, ImageSet, open_images
 from pace.images.opening import DATASETS
 
 _EACH = 10  # images of a class to aim at when there are not to be many: a class seen once can be learned by nobody
@@ -27,12 +27,22 @@ class Dataset:
         return {"train": self.train.fingerprint(), "test": self.test.fingerprint()}
 
 
-def open_dataset(source: str, data_root: str | os.PathLike[str] | None, limit: int | None, seed: int) -> Dataset:
+def open_dataset(
+    source: str,
+    data_root: str | os.PathLike[str] | None,
+    limit: int | None,
+    seed: int,
+    color_size: int | None = None,
+) -> Dataset:
     """ "color", "flower", "cars" or "cub", or a folder with train/ and test/ in it.
 
-    With a limit no split has more images than that. They are drawn from few classes, the same in both splits.
+    With a limit no split has more images than that. They are drawn from few classes, the same in both splits. `color_size` is
+    what Color is drawn at, in pixels, rather than at the paper's 224.
     """
-    train, test = (open_images(source, data_root, split) for split in ("train", "test"))
+    train, test = (
+        Color(split, size=color_size) if source == "color" and color_size else open_images(source, data_root, split)
+        for split in ("train", "test")
+    )
     if train.labels is None or test.labels is None:
         raise ValueError(
             f"{source} has no labels; expected a dataset, or train/ and test/ with a folder for each class"

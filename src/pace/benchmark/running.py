@@ -19,7 +19,7 @@ from pace.benchmark.data import Dataset, open_dataset
 from pace.benchmark.methods import COLORS, PAPER_METHODS, Method, choose_methods
 from pace.benchmark.results import Results, Row, Stage
 from pace.benchmark.scoring import Scoring, judge
-from pace.benchmark.subject import Recipe, Subject, prepare_subject
+from pace.benchmark.subject import Recipe, Subject, color_size, prepare_subject
 from pace.benchmark.views import Views
 from pace.benchmark.writing import write_results
 
@@ -87,7 +87,9 @@ def run(
     for source in datasets:
         if recipe.name is None and source != "color":
             raise ValueError(f"{source}: which model is to be explained? Only Color comes with one; name a backbone")
-    opened = [open_dataset(source, data_root, limit, seed) for source in datasets]
+    # Images as the shipped ViT knows them: scaled down, they would have half of the noise it was trained with.
+    size = color_size() if shipped_color or recipe.name is None else None
+    opened = [open_dataset(source, data_root, limit, seed, size) for source in datasets]
     names = [dataset.name for dataset in opened]
     if len(set(names)) < len(names):
         raise ValueError(f"datasets: two are called {max(names, key=names.count)}; run them one by one")

@@ -113,6 +113,13 @@ def _named(
     return model, -1, about
 
 
+def color_size() -> int:
+    """Pixels that the shipped ViT takes."""
+    from pace.demo.vit import SIZE
+
+    return SIZE
+
+
 def _shipped(dataset: Dataset) -> tuple[Any, int, dict[str, Any]]:
     if dataset.name != "color":
         raise ValueError(f"{dataset.name}: which model is to be explained? Only Color comes with one; name a backbone")
