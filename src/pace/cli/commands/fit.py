@@ -46,6 +46,13 @@ def fit(
     ] = options.Updates.exact,
     alpha: options.Alpha = "learn",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images at most.")] = 100,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune/--no-prune",
+            help="Leave concepts empty where 1000 images or more ask for less than half of them.",
+        ),
+    ] = True,
     refine: Annotated[
         str,
         typer.Option(
@@ -146,6 +153,7 @@ def fit(
                 alpha=_alpha(alpha),
                 max_iter=epochs,
                 n_init=starts,
+                prune="auto" if prune else False,
                 refine=_steps(refine),
                 minibatch=minibatch,
                 memory=memory,
