@@ -20,6 +20,7 @@ QUICK = {"max_iter": 3, "max_sweeps": 10, "head_steps": 3, "device": "cpu"}
 def fit(n_concepts="auto", checkpoint=None, **parameters):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.filterwarnings("ignore", ".* concepts are in use")
         return PACE(n_concepts, **QUICK | parameters).fit(
             DATA.observations, perturbed=DATA.perturbed, checkpoint=checkpoint, checkpoint_every=0.0
         )
@@ -74,13 +75,33 @@ def test_refining_leaves_empty_concepts_empty():
     assert model.empty_concepts_.tolist() == list(range(4, 20))
 
 
-def test_by_default_concepts_that_were_found_are_not_refined(monkeypatch):
+@pytest.mark.parametrize("told", [True, False])
+def test_by_default_the_prediction_must_follow_from_the_few_that_are_left(told, monkeypatch):
+    """Patches need not lie in clouds; then they ask for few concepts, and these say little."""
     monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
-    monkeypatch.setattr("pace.arguments._AUTO_STEPS", 3)
-    assert len(fit(20).refinement_) == 0
-    assert len(fit(7).refinement_) == 3
-    assert len(fit("auto").refinement_) == 0
-    assert len(fit("auto", refine=2).refinement_) == 2
+    rng = np.random.default_rng(0)
+    shown, said = np.arange(60) % 2, np.arange(60) // 2 % 2
+    concept = 2 * shown[:, None] + rng.integers(2, size=(60, 16))  # two concepts for each class
+    patches = 4 * rng.normal(size=(4, 8))[concept] + 0.3 * rng.normal(size=(60, 16, 8))
+    images = Observations(patches.astype(np.float32), np.ones((60, 16)), np.eye(2)[shown if told else said])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PACE(20, **QUICK | {"refine": 0}).fit(images)
+    if told:
+        assert model.empty_concepts_.tolist() == list(range(4, 20))
+    else:
+        assert model.selection_ is None
+
+
+def test_a_first_batch_of_images_does_not_decide_for_all(monkeypatch):
+    monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
+    monkeypatch.setattr("pace.starting.prediction_follows", lambda *_: True)
+    assert PACE(20, **QUICK).partial_fit(DATA.observations).selection_ is None
+
+
+def test_a_pruned_model_says_so():
+    with pytest.warns(UserWarning, match="4 of 20 concepts are in use: .*prune=False uses all"):
+        PACE(20, prune=True, **QUICK).fit(DATA.observations)
 
 
 def test_nothing_is_left_empty_where_the_patches_ask_for_half_of_the_concepts():
@@ -102,7 +123,7 @@ def test_nothing_is_left_empty_where_the_patches_ask_for_half_of_the_concepts():
     ],
 )
 def test_by_default_it_asks_where_there_are_images_enough(images, options, asked):
-    view = Observations(np.ones((images, 2, 3), np.float32), np.ones((images, 2)))
+    view = Observations(np.ones((images, 2, 3), np.float32), np.ones((images, 2)), np.full((images, 2), 0.5))
     assert prunes(PACE(4, **options), view) == asked
 
 

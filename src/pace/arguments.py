@@ -186,11 +186,12 @@ def refinement_of(model: PACE, observations: Observations, perturbed: Observatio
     return Refinement(steps, model.faithfulness_weight, model.stability_weight)
 
 
-def prunes(model: PACE, observations: Observations) -> bool:
-    """Whether to ask first if the patches hold so many concepts."""
+def prunes(model: PACE, observations: Observations, whole: bool = True) -> bool:
+    """Whether to ask first if the patches hold so many concepts. `whole`: these are all images there will be."""
     able = model.updates == "exact" and isinstance(model.init, str) and isinstance(model.alpha, str)
     if model.prune == "auto":
-        return able and model.covariance == "tied" and len(observations) >= _AUTO_IMAGES
+        known = observations.n_classes > 1 and len(observations) >= _AUTO_IMAGES
+        return able and whole and known and model.covariance == "tied"
     if model.prune and not able:
         raise ValueError("prune: needs updates='exact', init='k-means++' and alpha='learn'")
     return bool(model.prune)

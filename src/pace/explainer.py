@@ -73,7 +73,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     prune : bool or "auto"
         Where the patches ask for less than half of the `n_concepts`, leave the others empty: concepts that nothing tells apart
         would share patches at random (docs/number-of-concepts.md). Needs the exact rules and a learned α. "auto" does so
-        where these are there, "tied" covariances and at least 1000 images. `selection_` then says what was found.
+        where the prediction follows from those few, with "tied" covariances and at least 1000 images, and not in
+        `partial_fit`. `selection_` then says what was found.
     n_init : int
         Starts that are tried for three epochs on a sample of images; the one with the best bound goes on.
     max_iter, tol : int, float
@@ -85,9 +86,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     refine : int or "auto"
         Steps of 64 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
         Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
-        there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the number of
-        concepts was found (`n_concepts`, `prune`) or the prediction follows from them already: refining would move them off
-        what the data show, for little.
+        there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the
+        prediction follows from the concepts already: refining would move them off what the data show, for little.
     faithfulness_weight, stability_weight : float
         What these count for then, in dimensions of a patch.
     head_steps, head_rate : int, float
@@ -225,6 +225,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_, self.interrupted_ = course.converged, course.interrupted
         self.refinement_, self.selection_ = course.refinement, course.selection
         self._describe(observations, settings)
+        if course.selection is not None and course.selection.n_concepts < len(course.concepts):
+            left = f"{course.selection.n_concepts} of {len(course.concepts)} concepts are in use"
+            warnings.warn(f"{left}: the patches ask for no more; prune=False uses all", UserWarning, stacklevel=2)
         unit = "epochs" if self.minibatch is None else "minibatches"
         if course.interrupted:
             usable = "the model is usable" if course.bounds else "the concepts are where learning would have started"
@@ -252,7 +255,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     "this model was saved without its statistics; save(path, statistics=True) to go on later"
                 )
         else:
-            begin = self._start(observations, perturbed, settings)
+            begin = self._start(observations, perturbed, settings, whole=False)
             concepts, prior, self.selection_ = begin.concepts, begin.prior, begin.selection
             past, steps, bounds = None, 0, []
         fresh = pass_over(observations, perturbed, concepts, settings)
@@ -274,6 +277,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         perturbed: Observations | None,
         settings: Settings,
         report: Callable[[str], object] = lambda note: None,
+        whole: bool = True,
     ) -> Start:
         """The concepts that are there, with `warm_start`; else new ones."""
         if self.warm_start and self.__sklearn_is_fitted__():
@@ -282,7 +286,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             concepts = self._concepts.to(settings.device, settings.dtype)
             prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
             return Start(concepts, prior, self.selection_)
-        return find_start(self, observations, perturbed, settings, report)
+        return find_start(self, observations, perturbed, settings, report, whole)
 
     # -- explaining ---------------------------------------------------------------------------------------------------
 
@@ -383,7 +387,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def empty_concepts_(self) -> Array:
-        """Concepts that hold less than one patch of all images; they keep their mean and the pooled covariance."""
+        """Concepts that hold less than one patch of all images; they keep their mean and the pooled covariance.
+
+        Those that pruning left empty stand far from all patches.
+        """
         self._fitted()
         return np.flatnonzero(self.concept_weights_ < 1)
 

@@ -119,7 +119,7 @@ class Fitting:
                         self._learn_from_all()
                     else:
                         self._learn_online(self._plan.minibatch)
-                    if self._plan.refinement is not None and (self._plan.refine_anyway or course.selection is None):
+                    if self._plan.refinement is not None:
                         self._refine(self._plan.refinement)
         except KeyboardInterrupt:
             if self._team.size > 1:
@@ -197,7 +197,7 @@ class Fitting:
         """The first process refines for all; then all look at every image once more."""
         course = self._course
         if course.refined is None:
-            if self._team.rank == 0 and not self._plan.refine_anyway and self._prediction_follows():
+            if self._team.rank == 0 and self._not_needed():
                 course.refined = course.concepts
             elif self._team.rank == 0:
                 course.refined, course.refinement = refine(
@@ -213,23 +213,10 @@ class Fitting:
         heads = update(course.refined, statistics, course.prior, self._settings)
         course.concepts, course.statistics = replace(heads, gaussians=course.refined.gaussians), statistics
 
-    def _prediction_follows(self) -> bool:
-        """Whether it can be read off the concepts as EM left them, from half of some images for the other half."""
-        from pace.metrics import faithfulness
-
-        observations, settings, concepts = self._observations, self._settings, self._course.concepts
-        some = observations[np.linspace(0, len(observations) - 1, min(_LOOKED_AT, len(observations))).astype(np.int64)]
-        size = settings.images_per_batch(some.n_tokens, 1, concepts.gaussians)
-        gamma, guess = [], []
-        for _, batch in some.batches(size, settings.device, settings.dtype):
-            assert batch.predictions is not None
-            gamma.append(explain_batch(batch, concepts, settings).gamma.cpu())
-            guess.append(batch.predictions.argmax(1).cpu())
-        theta, said = torch.nn.functional.normalize(torch.cat(gamma), p=1.0).numpy(), torch.cat(guess).numpy()
-        known, asked = slice(0, None, 2), slice(1, None, 2)
-        if len(np.unique(said[known])) < 2:
-            return True
-        return float(faithfulness(theta[known], said[known], theta[asked], said[asked])) >= _FAITHFUL
+    def _not_needed(self) -> bool:
+        if self._plan.refine_anyway or self._course.refining is not None:
+            return False
+        return prediction_follows(self._observations, self._course.concepts, self._settings)
 
     def _share_refined(self) -> None:
         course = self._course
@@ -367,6 +354,24 @@ class Fitting:
     def _no_memory(self, n_concepts: int) -> Memory:
         own, tokens = self._visits.own_images, self._observations.n_tokens
         return Memory(len(self._views), own, n_concepts, tokens, self._settings)
+
+
+def prediction_follows(observations: Observations, concepts: Concepts, settings: Settings) -> bool:
+    """Whether it can be read off the concepts as they are, from half of some images for the other half."""
+    from pace.metrics import faithfulness
+
+    some = observations[np.linspace(0, len(observations) - 1, min(_LOOKED_AT, len(observations))).astype(np.int64)]
+    size = settings.images_per_batch(some.n_tokens, 1, concepts.gaussians)
+    gamma, guess = [], []
+    for _, batch in some.batches(size, settings.device, settings.dtype):
+        assert batch.predictions is not None
+        gamma.append(explain_batch(batch, concepts, settings).gamma.cpu())
+        guess.append(batch.predictions.argmax(1).cpu())
+    theta, said = torch.nn.functional.normalize(torch.cat(gamma), p=1.0).numpy(), torch.cat(guess).numpy()
+    known, asked = slice(0, None, 2), slice(1, None, 2)
+    if len(np.unique(said[known])) < 2:
+        return True
+    return float(faithfulness(theta[known], said[known], theta[asked], said[asked])) >= _FAITHFUL
 
 
 def _selection_tensors(selection: Selection | None) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from pace.arguments import alpha_of, prior_strength_of, prunes
-from pace.fitting import Start, bound_of
+from pace.fitting import Start, bound_of, prediction_follows
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, pass_over, update
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
@@ -32,10 +32,12 @@ def find_start(
     perturbed: Observations | None,
     settings: Settings,
     report: Callable[[str], object] = lambda note: None,
+    whole: bool = True,
 ) -> Start:
     """The best of several starts, by the bound after a few epochs on a sample of the images.
 
-    Ctrl-C settles for the best so far, and is then reported; before there is any it is raised.
+    `whole`: these are all images there will be. Ctrl-C settles for the best so far, and is then reported; before there is any
+    it is raised.
     """
     rng = np.random.default_rng(model.seed)
     selection = None
@@ -44,7 +46,7 @@ def find_start(
         n_concepts = selection.n_concepts
     else:
         n_concepts = int(model.n_concepts)
-        if prunes(model, observations):
+        if prunes(model, observations, whole):
             selection = _supported(model, n_concepts, observations, settings, report)
     sample = draw_sample(observations, n_concepts, settings, rng)
     if selection is not None:
@@ -64,7 +66,7 @@ def find_start(
         alpha[selection.n_concepts :] = settings.smallest_alpha
     starts = [
         place(
-            _filled_up(means, n_concepts, prior),
+            _filled_up(means, n_concepts, sample, prior),
             sample,
             prior,
             alpha,
@@ -104,19 +106,41 @@ def _select(model: PACE, observations: Observations, settings: Settings, report:
 def _supported(
     model: PACE, n_concepts: int, observations: Observations, settings: Settings, report: Callable[[str], object]
 ) -> Selection | None:
-    """What the patches ask for, if that is less than half of what they are given."""
+    """What the patches ask for, if that is less than half of what they are given.
+
+    Patches need not lie in clouds, and then they ask for few. So unless told to prune, it must also be that the prediction
+    follows from those few: first from a quick guess, then from what a search finds.
+    """
     report("are there so many concepts?")
-    if first_guess(observations, settings, n_concepts, model.seed) >= n_concepts / 2:
+
+    def enough(means: Tensor) -> bool:
+        return len(means) < n_concepts / 2 and (model.prune != "auto" or _suffice(model, means, observations, settings))
+
+    if not enough(first_guess(observations, settings, n_concepts, model.seed)):
         return None
     strength = prior_strength_of(model, observations, settings)
-    found = select(observations, settings, covariance=model.covariance, strength=strength, seed=model.seed)
-    return found if found.n_concepts < n_concepts / 2 else None
+    found = select(
+        observations, settings, covariance=model.covariance, strength=strength, most=n_concepts, seed=model.seed
+    )
+    return found if enough(found.means) else None
 
 
-def _filled_up(means: Tensor, n_concepts: int, prior: Prior) -> Tensor:
+def _suffice(model: PACE, means: Tensor, observations: Observations, settings: Settings) -> bool:
+    """Whether the prediction can be read off concepts that start there."""
+    sample = draw_sample(observations, len(means), settings, np.random.default_rng(model.seed))
+    means = means.to(settings.device) - sample.offset
+    prior = Prior(within_covariance(sample, means), prior_strength_of(model, observations, settings))
+    alpha = alpha_of(model, len(means), observations, settings)
+    concepts = place(means, sample, prior, alpha, observations.n_classes, model.covariance, model.rank)
+    return prediction_follows(observations, concepts, settings)
+
+
+def _filled_up(means: Tensor, n_concepts: int, sample: Sample, prior: Prior) -> Tensor:
     """With concepts out of any patch's reach."""
     far = means.new_zeros(n_concepts - len(means), means.shape[1])
-    far[:, 0] = _FAR * float(prior.covariance[0, 0].sqrt())
+    far[:, 0] = max(
+        _FAR * float(prior.covariance[0, 0].sqrt()), 10 * float(sample.patches.square().sum(1).max().sqrt())
+    )
     return torch.cat([means, far])
 
 

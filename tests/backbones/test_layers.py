@@ -204,10 +204,9 @@ class Own:
         return Look(tokens, torch.ones(tokens.shape[:2]), tokens.mean(1), None)
 
 
-def test_an_object_that_looks_itself_is_asked_for_its_last_block() -> None:
+def test_an_object_that_looks_itself_is_asked_with_the_attention_it_gives() -> None:
     assert choose_layer(Own(2), torch.rand(4, 3, 8, 8)) == 1
-    with pytest.raises(ValueError, match="attention_layer: Own gives the attention of layer 2 alone"):
-        choose_layer(Own(4), torch.rand(4, 3, 8, 8))
+    assert choose_layer(Own(4), torch.rand(4, 3, 8, 8)) in (2, 3)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_few_wide_directions_that_tell_nothing_hide_no_concepts():
     noise = 30 * np.random.default_rng(0).normal(size=(*observations.shape[:2], 3)).astype(np.float32)
     wide = Observations(np.concatenate([observations.embeddings, noise], 2), observations.attention)
     assert find(wide).n_concepts == 8
-    assert first_guess(wide, settings_of(PACE(device="cpu"), wide), 12) >= 6
+    assert len(first_guess(wide, settings_of(PACE(device="cpu"), wide), 12)) >= 6
 
 
 def test_halves_further_apart_than_all_patches_spread_are_no_split():

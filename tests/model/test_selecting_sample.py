@@ -15,7 +15,7 @@ def sample_of(patches, attention=None, tokens=10**6):
     attention = np.ones(patches.shape[:2]) if attention is None else attention
     observations = Observations(patches.astype(np.float32), attention.astype(np.float32))
     settings = settings_of(PACE(device="cpu"), observations)
-    return Sample.of(observations, settings, tokens, np.random.default_rng(0))
+    return Sample.of(observations, np.arange(len(observations)), settings, tokens, np.random.default_rng(0))
 
 
 def worth(patches, means, attention=None):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.backbones.backbone import Backbone
+from pace.backbones.tower import Tower
 from pace.extract import observe
 from pace.images import ImageSet, open_images
 from pace.images.imageset import OnError
@@ -63,7 +64,7 @@ def choose_layer(
     """The last block at which at least `least` of the patches' variance lies within images, as a layer from 0.
 
     To be explained as ``Backbone(model, layer, attention_layer=-1)``: the patches weigh as the last block attends to them, at
-    every block alike. Only the second half of the blocks is asked, as far as patches are not merged in between (Swin). If
+    every block alike (an object that only follows `Model` is asked with each layer's own attention). Only the second half of the blocks is asked, as far as patches are not merged in between (Swin). If
     none has enough, it is the one that has most.
 
     Parameters
@@ -88,7 +89,9 @@ def choose_layer(
     last = Backbone(model)
     shares: dict[int, float] = {}
     for layer in range(last.layer, last.layers // 2 - 1, -1):
-        backbone = Backbone(model, layer, count_cls=False, attention_layer=-1)
+        # An object that only follows the protocol `Model` knows the attention of the layer it is asked for.
+        weighing = -1 if isinstance(last._sight, Tower) else None
+        backbone = Backbone(model, layer, count_cls=False, attention_layer=weighing)
         if backbone.grid(*backbone.preprocessing.size) != last.grid(*last.preprocessing.size):
             break
         shares[layer] = within_share(observe(backbone, images, batch_size=batch_size, progress=progress))

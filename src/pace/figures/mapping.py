@@ -68,7 +68,8 @@ def concept_map(model: PACE) -> Figure:
         axes.add_patch(
             Circle(tuple(at[k]), radius[k], facecolor=PALETTE[0], edgecolor="white", linewidth=0.6, zorder=3)
         )
-    axes.plot(*at[empty].T, "x", color=MUTED, markersize=3, markeredgewidth=0.6, zorder=2)
+    inside = ((at >= 0) & (at <= room)).all(1)
+    axes.plot(*at[empty & inside].T, "x", color=MUTED, markersize=3, markeredgewidth=0.6, zorder=2)
     labels = _placed(at, radius, used, room)
     for label in labels:
         if label.leader:
@@ -119,7 +120,8 @@ def _covariances(model: PACE) -> Sequence[Array]:
 def _on_paper(points: Array, spreads: Array, used: Array) -> tuple[Array, float, Array]:
     """Points of the sheet (K, 2), how many of them make one unit, and the width and height of the map."""
     reach = np.where(used[:, None], np.sqrt(np.maximum(np.diagonal(spreads, axis1=1, axis2=2), 0)), 0)
-    low, high = (points - reach).min(0), (points + reach).max(0)
+    shown = used if used.any() else np.ones_like(used)  # empty concepts may be far away
+    low, high = (points - reach)[shown].min(0), (points + reach)[shown].max(0)
     extent, border = np.maximum(high - low, 1e-9 * max(float(np.abs(points).max()), 1e-12)), 2 * (_LARGEST + 4)
     width = _WIDTH - 2 * _MARGIN
     room = np.array([width, np.clip((width - border) * extent[1] / extent[0] + border, *_HEIGHTS)])

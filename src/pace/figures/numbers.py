@@ -17,11 +17,13 @@ _NEAR = 3  # concepts more or fewer than were found
 def number_of_concepts(model: PACE) -> Figure:
     """What the bound loses with other numbers of concepts than the one that was found: all that were tried, and those near it.
 
-    In nats, of the images that were looked at. The model has to be fitted with ``n_concepts="auto"``.
+    In nats, of the images that were looked at. The model has to be fitted with ``n_concepts="auto"``, or pruned.
     """
     selection = model.selection_
     if selection is None:
-        raise ValueError("the number of concepts was given, not found; there is a curve after n_concepts='auto'")
+        raise ValueError(
+            "the number of concepts was given, not found; there is a curve after n_concepts='auto' or prune=True"
+        )
     numbers, below = selection.numbers.numpy(), (selection.bounds - selection.bounds.max()).numpy()
     near = abs(numbers - selection.n_concepts) <= _NEAR
     panels = [("All numbers that were tried", numbers, below)]

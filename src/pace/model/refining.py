@@ -34,6 +34,7 @@ _SWEEPS = 4  # before the one that is differentiated
 _RATES = (0.02, 0.001, 0.05)  # of the means, R and η, in units of a concept's own standard deviation
 _WARM_UP = 0.1
 _ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
+_LEAST_APART = 1e-3  # that images are taken to lie: a few that are alike must not outweigh all else
 _SETTLE = 100  # batches after which α is learned anew
 
 
@@ -158,7 +159,7 @@ def _terms(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alp
 def _unsteadiness(phi_bar: Tensor, perturbed: Tensor) -> Tensor:
     """How far a perturbed view is, over how far other images are: the distance alone would be least for one concept."""
     pairs, others = ((phi_bar - view).abs().sum(1).mean() for view in (perturbed, perturbed.roll(1, 0)))
-    return pairs / others.clamp_min(torch.finfo(others.dtype).tiny)
+    return pairs / others.clamp_min(_LEAST_APART)
 
 
 def _counts(evidence: Tensor, gamma: Tensor, weights: Weights) -> Tensor:

@@ -108,7 +108,7 @@ def write_report(
         "original": _view(shown, observations, classes),
         "perturbed": None if moved is None or perturbed is None else _view(moved, perturbed, classes),
         **_concepts(model, observations, shown, _class_names(class_names, images, classes)),
-        "selection": None if model.selection_ is None else _selection(model.selection_),
+        "selection": None if model.selection_ is None else _selection(model.selection_, len(model.means_)),
         "bounds": [[_number(term) for term in bound] for bound in model.lower_bounds_],
         "scores": None if scores is None else [_score(name, score) for name, score in scores.items()],
         "warnings": [str(warning) for warning in getattr(scores, "warnings", [])],
@@ -197,10 +197,11 @@ def _concepts(model: PACE, observations: Observations, explanation: Explanation,
     }
 
 
-def _selection(selection: Selection) -> dict[str, Any]:
+def _selection(selection: Selection, concepts: int) -> dict[str, Any]:
     """How the number of concepts was found."""
     return {
         "images": selection.images,
+        "concepts": concepts,
         "numbers": selection.numbers.tolist(),
         "bounds": selection.bounds.tolist(),
         "posterior": selection.posterior.tolist(),

@@ -261,7 +261,10 @@ def _show(run: Run, selection: Selection | None) -> None:
         for line in str(selection).splitlines():
             say(line)
         say("the probabilities take patches for independent Gaussians: on real embeddings they are far too sure")
-        if selection.n_concepts == selection.numbers.max():
+        concepts = plain(run.record["results"])["concepts"]
+        if selection.n_concepts < concepts:
+            say(f"the other {concepts - selection.n_concepts} of {concepts} concepts stay empty; --no-prune uses all")
+        elif selection.n_concepts == selection.numbers.max():
             say("larger numbers were not tried: set --concepts by hand if this is too few or too many", style="yellow")
         say()
     results = plain(run.record["results"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,14 +41,22 @@ class Sample:
     def draw(cls, observations: Observations, settings: Settings, rng: np.random.Generator) -> Sample:
         wanted = -(-_PATCHES // min(observations.n_tokens, _TOKENS))
         images = rng.choice(len(observations), min(wanted, len(observations)), replace=False)
-        return cls.of(observations[np.sort(images)], settings, -(-_PATCHES // len(images)), rng)
+        return cls.of(observations, np.sort(images), settings, -(-_PATCHES // len(images)), rng)
 
     @classmethod
-    def of(cls, observations: Observations, settings: Settings, tokens: int, rng: np.random.Generator) -> Sample:
+    def of(
+        cls,
+        observations: Observations,
+        images: npt.NDArray[np.int64],
+        settings: Settings,
+        tokens: int,
+        rng: np.random.Generator,
+    ) -> Sample:
         """All patches of these images or, if there are more, so many of each, drawn by their attention."""
         embeddings, attention = [], []
         at_once = max(1, _VALUES_AT_ONCE // (observations.n_tokens * observations.dim))
-        for _, batch in observations.batches(at_once, settings.device, settings.dtype):
+        for start in range(0, len(images), at_once):
+            batch = observations.batch(images[start : start + at_once], settings.device, settings.dtype)
             some, counts = batch.embeddings, batch.attention
             if tokens < observations.n_tokens:
                 ladder = counts.double().cumsum(1)

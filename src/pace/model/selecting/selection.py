@@ -141,11 +141,11 @@ def select(
     )
 
 
-def first_guess(observations: Observations, settings: Settings, most: int, seed: int = 0, blur: float = 0.25) -> int:
-    """How many concepts a sketch of the patches has, `most` at most. The search goes on from such a sketch, and takes long."""
+def first_guess(observations: Observations, settings: Settings, most: int, seed: int = 0, blur: float = 0.25) -> Tensor:
+    """Means (K, d) of a sketch of the patches, `most` at most. The search goes on from such a sketch, and takes long."""
     rng = np.random.default_rng(seed)
     sample = Sample.draw(observations, settings, rng)
-    return len(sketch(sample.x, sample.weights, most, most, blur, rng))
+    return sketch(sample.x, sample.weights, most, most, blur, rng) + sample.offset
 
 
 def _evidence_of(search: Search, found: Partition) -> Tensor:

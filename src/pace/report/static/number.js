@@ -7,11 +7,11 @@ const nats = (value) => `${figure(value)} nats`;
 const numberView = {
   title: "Number",
   render() {
-    const { images, evidence: worth, moves, numbers } = data.selection;
+    const { images, concepts, evidence: worth, moves, numbers } = data.selection;
     const merges = moves.filter((kind) => kind === "merge").length, splits = moves.filter((kind) => kind === "split").length;
     return h("div", { class: "page" },
       h("header", { class: "lead" }, h("h1", {}, plural(worth.length, "concept was", "concepts were"), " found"),
-        note("Nobody said how many there are. The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
+        note(worth.length < concepts ? `${concepts} were asked for; the others stay empty. ` : "Nobody said how many there are. ", "The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
           `it is best with this one. ${plural(images, "image was", "images were")} looked at. From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.`,
           worth.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.")),
       h("section", { class: "card warning", "aria-labelledby": "sure" },
