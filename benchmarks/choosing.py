@@ -3,9 +3,9 @@
     uv run python benchmarks/choosing.py --data-root DIR --dataset cub --backbone FILE --try own:-1 last:-2 --weights 1:1 1:2
 
 For every block (`own:LAYER` weighs patches by its own CLS attention, `last:LAYER` by the last block's) EM learns 100 concepts
-from five sixths of the training images and their perturbed views; refining goes on from there with each pair of
-weights (w_f:w_s). Test images are never looked at. The transformer was fine-tuned on the held-out images too, so its predictions are easier
-there than on test images.
+from five sixths of the training images and their perturbed views; refining goes on from there with each pair of weights
+(w_f:w_s). Test images are never looked at. The transformer was fine-tuned on the held-out images too, so its predictions are
+easier there than on test images.
 """
 
 import argparse

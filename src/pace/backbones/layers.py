@@ -64,8 +64,8 @@ def choose_layer(
     """The last block at which at least `least` of the patches' variance lies within images, as a layer from 0.
 
     To be explained as ``Backbone(model, layer, attention_layer=-1)``: the patches weigh as the last block attends to them, at
-    every block alike (an object that only follows `Model` is asked with each layer's own attention). Only the second half of the blocks is asked, as far as patches are not merged in between (Swin). If
-    none has enough, it is the one that has most.
+    every block alike (an object that only follows `Model` is asked with each layer's own attention). Only the second half of
+    the blocks is asked, as far as patches are not merged in between (Swin). If none has enough, it is the one that has most.
 
     Parameters
     ----------
