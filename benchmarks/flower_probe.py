@@ -15,7 +15,7 @@ import argparse
 import time
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,9 +39,12 @@ FEATURES = {"CLS": slice(0, 1), "CLS and mean patch": slice(0, 2)}
 class Summary(Backbone):
     """Of every image its CLS token and its mean patch alone: all tokens of all images at 518 pixels would take 15 GB."""
 
-    def __init__(self, model: nn.Module, crop: float, interpolation: str) -> None:
+    def __init__(
+        self, model: nn.Module, crop: float, interpolation: str, mean: float | None, std: float | None
+    ) -> None:
         super().__init__(model)
-        self._changes = {"crop_ratio": crop, "interpolation": interpolation}
+        self._changes: dict[str, Any] = {"crop_ratio": crop, "interpolation": interpolation}
+        self._changes |= {name: (value,) * 3 for name, value in (("mean", mean), ("std", std)) if value is not None}
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -84,6 +87,8 @@ def main() -> None:
         "--crop", type=float, nargs="+", default=[1.0], help="parts of a resized image's sides that the model sees"
     )
     parser.add_argument("--interpolation", default="bicubic", choices=["bicubic", "bilinear"])
+    parser.add_argument("--mean", type=float, help="of all channels, taken off; the architecture's own by default")
+    parser.add_argument("--std", type=float, help="of all channels, divided by; the architecture's own by default")
     parser.add_argument(
         "--limit", type=int, help="for a quick look: this many images of each split, of the first classes"
     )
@@ -94,7 +99,7 @@ def main() -> None:
     rows = []
     for size, crop in product(options.size, options.crop):
         model = load(options.weights, model=options.model, img_size=size).float().to(options.device)
-        backbone = Summary(model, crop, options.interpolation)
+        backbone = Summary(model, crop, options.interpolation, options.mean, options.std)
         start = time.perf_counter()
         train, test = (observe(backbone, images, batch_size=options.batch_size).embeddings.numpy() for images in splits)
         rate = (len(train) + len(test)) / (time.perf_counter() - start)
