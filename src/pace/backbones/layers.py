@@ -88,9 +88,9 @@ def choose_layer(
         images = images[rows] if isinstance(images, Tensor) else images.subset(rows)
     last = Backbone(model)
     shares: dict[int, float] = {}
+    # An object that only follows the protocol `Model` knows the attention of the layer it is asked for.
+    weighing = -1 if isinstance(last._sight, Tower) else None
     for layer in range(last.layer, last.layers // 2 - 1, -1):
-        # An object that only follows the protocol `Model` knows the attention of the layer it is asked for.
-        weighing = -1 if isinstance(last._sight, Tower) else None
         backbone = Backbone(model, layer, count_cls=False, attention_layer=weighing)
         if backbone.grid(*backbone.preprocessing.size) != last.grid(*last.preprocessing.size):
             break

@@ -50,7 +50,7 @@ def fit(
         bool,
         typer.Option(
             "--prune/--no-prune",
-            help="Leave concepts empty where 1000 images or more ask for less than half of them.",
+            help="Leave concepts empty where less than half of them say the prediction.",
         ),
     ] = True,
     refine: Annotated[
