@@ -315,6 +315,7 @@ def test_without_strength_augmentation_only_mirrors(images: ImageSet) -> None:
     [
         ({"epochs": 0}, "epochs and batch_size: expected 1 or more; found 0"),
         ({"lr": -1.0}, "expected lr above 0"),
+        ({"layer_decay": 0.0}, "layer_decay: expected a share above 0 and up to 1; found 0.0"),
         ({"warmup": 1.0}, "warmup from 0 to below 1"),
         ({"validation": 1.5}, "expected an ImageSet or a share between 0 and 1; found 1.5"),
         ({"checkpoint": "model.pt"}, r"expected a name that ends in \.safetensors; found model\.pt"),
@@ -348,3 +349,21 @@ def test_a_loss_that_explodes_is_explained(images: ImageSet) -> None:
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(ValueError, match="the loss is nan after 4 steps; try a smaller lr"):
         finetune(model, images, **SETTINGS)
+
+
+def test_early_blocks_learn_at_a_smaller_rate(images: ImageSet) -> None:
+    start, moved = weights(tiny()), {}
+    for decay in (1.0, 0.1):
+        tuned = finetune(tiny(), images, **SETTINGS, weight_decay=0, layer_decay=decay).model
+        moved[decay] = {
+            name: float((weight - start[name]).abs().mean())
+            for name, weight in weights(tuned).items()
+            if name in start and weight.shape == start[name].shape
+        }
+    for name, share in {
+        "pos_embed": 0.01,
+        "blocks.0.attn.qkv.weight": 0.1,
+        "blocks.1.attn.qkv.weight": 1,
+        "norm.weight": 1,
+    }.items():
+        assert share / 2 < moved[0.1][name] / moved[1.0][name] < 2 * share, name

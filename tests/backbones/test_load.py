@@ -38,6 +38,20 @@ def test_weights_without_a_classifier_make_a_model_without_one(tmp_path: Path, t
     assert Backbone(found)(torch.randn(1, 3, 160, 160)).predictions is None
 
 
+def test_the_normalisation_is_that_of_the_weights_or_as_told(tmp_path: Path, tiny: torch.nn.Module) -> None:
+    file = tmp_path / "tiny.safetensors"
+    save_file(tiny.state_dict(), file)
+    assert Backbone(load(file, model="test_vit", normalize="half")).preprocessing.mean == (0.5, 0.5, 0.5)
+    usual = Backbone(load(file, model="test_vit")).preprocessing
+    assert usual == Backbone(tiny).preprocessing  # one model's setting is not another's
+    trained_with = {"preprocessing": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}}
+    save_file(tiny.state_dict(), file, {"pace": json.dumps(trained_with)})
+    found = Backbone(load(file, model="test_vit")).preprocessing
+    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    with pytest.raises(ValueError, match="normalize: expected imagenet, half, clip; found none"):
+        load(file, model="test_vit", normalize="none")
+
+
 def test_positions_are_resampled_to_the_size_asked_for(tmp_path: Path, tiny: torch.nn.Module) -> None:
     save_file(tiny.state_dict(), tmp_path / "tiny.safetensors")
     found = load(tmp_path / "tiny.safetensors", model="test_vit", img_size=(96, 64))

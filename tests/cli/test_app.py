@@ -76,7 +76,7 @@ def test_defaults_are_the_library_s():
     for name in ("concepts", "covariance", "updates", "alpha", "epochs", "starts", "refine", "seed"):
         assert ours[name].default == library[names.get(name, name)]
     ours, theirs = inspect.signature(finetune_command.finetune).parameters, inspect.signature(finetune).parameters
-    for name in ("epochs", "lr", "validation", "batch_size", "seed", "split"):
+    for name in ("epochs", "lr", "layer_decay", "validation", "batch_size", "seed", "split"):
         assert ours[name].default == theirs[name].default
 
 

@@ -261,7 +261,8 @@ def test_a_run_from_before_there_was_a_choice_of_attention_opens(elsewhere: Path
 
 @pytest.fixture
 def finetuned(elsewhere: Path) -> Path:
-    tune = ("finetune", "--images", "shop/photos", *SHOP_MODEL, "--epochs", "2", "--lr", "1e-3", "--out", "tuned")
+    tune = ("finetune", "--images", "shop/photos", *SHOP_MODEL, "--epochs", "2", "--lr", "1e-3", "--normalize", "half")
+    tune += ("--layer-decay", "0.8", "--out", "tuned")
     outcome = invoke(*tune)
     assert outcome.code == 0, outcome.err
     assert "held-out accuracy" in outcome.out
@@ -276,6 +277,9 @@ def test_a_finetuned_folder_is_a_model(finetuned: Path):
     for model in ("tuned", "tuned/model.safetensors"):
         document = invoke("fit", "--images", "shop/photos", "--model", model, *QUICK, "--json").document
         assert document["model"]["class_names"] == list(CLASSES)
+        assert document["model"]["preprocessing"]["mean"] == [0.5, 0.5, 0.5]  # as it was trained
+    refused = invoke("fit", "--images", "shop/photos", "--model", "tuned", "--normalize", "clip", *QUICK)
+    assert "tuned was fine-tuned with its own" in refused.error
     # And the finetuned weights are in it, not those it began with.
     assert document["model"]["fingerprint"] != record(finetuned.parent / "shop" / "fit")["model"]["fingerprint"]
     assert invoke("explain", "shop/flat/0.png").code == 0
@@ -294,6 +298,10 @@ def test_a_finished_finetuning_is_not_trained_again_and_another_recipe_is_refuse
     before = (finetuned / "model.safetensors").read_bytes()
     assert invoke("finetune", "--config", "tuned", "--out", "tuned").code == 0
     assert (finetuned / "model.safetensors").read_bytes() == before
+    assert (
+        "layer_decay was 0.8, now 1.0"
+        in invoke("finetune", "--config", "tuned", "--layer-decay", "1", "--out", "tuned").error
+    )
     assert "epochs was 2, now 3" in invoke("finetune", "--config", "tuned", "--epochs", "3", "--out", "tuned").error
 
 

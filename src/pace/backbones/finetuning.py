@@ -82,6 +82,7 @@ def finetune(
     epochs: int = 12,
     batch_size: int = 64,
     lr: float = 1e-4,
+    layer_decay: float = 1.0,
     weight_decay: float = 0.05,
     warmup: float = 0.1,
     label_smoothing: float = 0.1,
@@ -105,6 +106,9 @@ def finetune(
     ----------
     images
         An `ImageSet` with labels, or what `pace.images.open_images` opens, with `data_root` and `split`.
+    layer_decay
+        Every block learns at this share of the next one's rate, the last block at `lr`; below 1, early blocks stay
+        closer to what they were.
     warmup
         Part of all steps over which the learning rate rises to `lr`.
     augment
@@ -122,7 +126,7 @@ def finetune(
     """
     if isinstance(images, (str, os.PathLike)):
         images = open_images(images, data_root, split)
-    _refuse_settings(epochs, batch_size, lr, warmup)
+    _refuse_settings(epochs, batch_size, lr, layer_decay, warmup)
     names = _class_names(images)
     train, held_out = _split(images, validation, seed)
     tower = _tower(model)
@@ -137,6 +141,7 @@ def finetune(
         "epochs": epochs,
         "batch_size": batch_size,
         "lr": lr,
+        "layer_decay": layer_decay,
         "weight_decay": weight_decay,
         "warmup": warmup,
         "label_smoothing": label_smoothing,
@@ -152,7 +157,8 @@ def finetune(
     files = Checkpoints(None if checkpoint is None else Path(checkpoint), about, recipe)
     tower = _with_classifier(tower, names, seed)
     tower.model.float().to(where)
-    run = Run(tower, lr, weight_decay, epochs * math.ceil(len(train) / batch_size), warmup, label_smoothing, amp)
+    steps = epochs * math.ceil(len(train) / batch_size)
+    run = Run(tower, lr, layer_decay, weight_decay, steps, warmup, label_smoothing, amp)
     history = files.restore(run)
     if len(history) < epochs:
         seen, judged = (
@@ -263,8 +269,10 @@ def _split(images: ImageSet, validation: ImageSet | float, seed: int) -> tuple[I
     return images.subset(rest), images.subset(sorted(held_out))
 
 
-def _refuse_settings(epochs: int, batch_size: int, lr: float, warmup: float) -> None:
+def _refuse_settings(epochs: int, batch_size: int, lr: float, layer_decay: float, warmup: float) -> None:
     if epochs < 1 or batch_size < 1:
         raise ValueError(f"epochs and batch_size: expected 1 or more; found {epochs} and {batch_size}")
     if not (lr > 0 and 0 <= warmup < 1):
         raise ValueError(f"expected lr above 0 and warmup from 0 to below 1; found {lr} and {warmup}")
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay: expected a share above 0 and up to 1; found {layer_decay}")

@@ -12,8 +12,12 @@ from typing import Any
 from safetensors import safe_open
 from torch import nn
 
+from pace.backbones.preprocessing import NORMALIZATIONS
 
-def load(name: str | os.PathLike[str], *, model: str | None = None, **options: Any) -> nn.Module:
+
+def load(
+    name: str | os.PathLike[str], *, model: str | None = None, normalize: str | None = None, **options: Any
+) -> nn.Module:
     """A pretrained vision transformer, in eval mode.
 
     Parameters
@@ -25,6 +29,10 @@ def load(name: str | os.PathLike[str], *, model: str | None = None, **options: A
         - a ``.safetensors`` file of weights for the timm architecture `model`. Weights for another image size or
           patch size are resampled.
         Names are downloaded by the library they belong to, unless it has them already; files are not.
+    normalize
+        The mean and deviation that a timm model's images are brought to: "imagenet", "half" (from -1 to 1) or "clip". By
+        default what the file of `pace.backbones.finetune` says, or timm says of its own weights of that name, which need
+        not be true of a file of other weights.
     options
         For the library's own constructor: ``img_size=224``, ``num_classes=102``, …
     """
@@ -41,7 +49,18 @@ def load(name: str | os.PathLike[str], *, model: str | None = None, **options: A
         loaded = _transformers(text, options)
     else:
         loaded = _timm(_known(text.removeprefix("timm:")), {"pretrained": True} | options)
+    if normalize is not None:
+        _normalize(loaded, normalize, text)
     return loaded.eval()
+
+
+def _normalize(model: Any, how: str, name: str) -> None:
+    if how not in NORMALIZATIONS:
+        raise ValueError(f"normalize: expected {', '.join(NORMALIZATIONS)}; found {how}")
+    if not hasattr(model, "pretrained_cfg"):
+        raise ValueError(f"normalize: {name} is no timm model; its own configuration says what it expects")
+    mean, std = NORMALIZATIONS[how]
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": mean, "std": std}
 
 
 def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Module:
@@ -51,8 +70,10 @@ def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Modul
         raise ValueError(f"{path}: which architecture is this? Pass model=, a timm name such as 'vit_base_patch16_224'")
     with safe_open(path, "pt") as file:
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118, not a dict
+        trained_with = json.loads((file.metadata() or {}).get("pace", "{}")).get("preprocessing", {})
     classes = next((shapes[key][0] for key in ("head.weight", "head.fc.weight") if key in shapes), 0)
     overlay = {"file": str(path), "custom_load": False, "num_classes": classes}
+    overlay |= {name: tuple(trained_with[name]) for name in ("mean", "std") if name in trained_with}
     try:
         # timm's own loading translates names and resamples position embeddings to the size asked for.
         return _timm(

@@ -12,6 +12,9 @@ HALF: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
+NORMALIZATIONS = {"imagenet": IMAGENET, "half": HALF, "clip": CLIP}
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """Resize, crop the centre to `size`, then (x − mean) / std, on the scale 0 … 1.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -45,19 +46,28 @@ class Run:
     """Model, optimiser and the step they are at."""
 
     def __init__(
-        self, tower: Tower, lr: float, weight_decay: float, steps: int, warmup: float, label_smoothing: float, amp: bool
+        self,
+        tower: Tower,
+        lr: float,
+        layer_decay: float,
+        weight_decay: float,
+        steps: int,
+        warmup: float,
+        label_smoothing: float,
+        amp: bool,
     ) -> None:
         self.model, self._preprocessing = tower.model, tower.preprocessing
         self._logits: Callable[[Tensor], Tensor] = tower.run or tower.model
         self._lr, self._steps, self._warmup = lr, steps, max(1, round(warmup * steps))
         self._label_smoothing, self._amp = label_smoothing, amp
         self.step = 0
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        groups = [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},  # biases, norms and scales
-        ]
-        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr)
+        groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
+        for parameter, share in _shares_of_rate(tower, layer_decay):
+            decay = weight_decay if parameter.ndim > 1 else 0.0  # not of biases, norms and scales
+            groups[share, decay].append(parameter)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()], lr=lr
+        )
         self.best: dict[str, Tensor] | None = None
 
     @property
@@ -76,7 +86,7 @@ class Run:
             batch = _floats(images, self.device)
             batch = batch if augment is None else augment(batch, draws)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rate()
+                group["lr"] = group["share"] * self.rate()
             loss = F.cross_entropy(
                 self._forward(batch), labels.to(self.device, non_blocking=True), label_smoothing=self._label_smoothing
             )
@@ -136,6 +146,19 @@ class Run:
                 self.optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
                 }
+
+
+def _shares_of_rate(tower: Tower, decay: float) -> Iterator[tuple[Tensor, float]]:
+    """The parameters that are trained, each with its share of the learning rate: 1 in the last block and the classifier."""
+    last = len(tower.blocks)
+    depth = {id(parameter): number for number, block in enumerate(tower.blocks, 1) for parameter in block.parameters()}
+    depth |= {id(parameter): last for layer in tower.classifiers for parameter in layer.parameters()}
+    usual = 0  # of what embeds patches and positions, which comes before the blocks; norms and pools come after them
+    for parameter in tower.model.parameters():
+        if usual == 0 and 0 < depth.get(id(parameter), 0) < last:
+            usual = last
+        if parameter.requires_grad:
+            yield parameter, decay ** (last - depth.get(id(parameter), usual))
 
 
 def one_epoch(

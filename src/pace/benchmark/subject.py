@@ -21,14 +21,14 @@ from pace.images import AUGMENT_SEED, Perturbation
 class Recipe:
     """Which model, and how it is trained.
 
-    name, architecture, image_size
+    name, architecture, image_size, normalize
         As `pace.backbones.load` takes them. A name of None is the ViT that is shipped for Color.
     layer
         The block that is explained; None is the last one, or for the shipped ViT the one that the demo explains. "auto" is
         the one that `choose_layer` finds on the training images, with the attention of the last block.
     train
         Fine-tune it on the dataset; otherwise it is taken as it is, with the classifier it has.
-    epochs, lr, batch_size
+    epochs, lr, batch_size, layer_decay
         Of the fine-tuning. It sees images perturbed as the paper perturbs them, with other draws than the scores have: no
         explanation can be steadier than the prediction it explains.
     """
@@ -41,6 +41,8 @@ class Recipe:
     epochs: int = 20
     lr: float = 1e-4
     batch_size: int = 128
+    layer_decay: float = 1.0
+    normalize: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,14 @@ def _named(
     name: str | os.PathLike[str], recipe: Recipe, dataset: Dataset, cache: Cache, seed: int, device: torch.device
 ) -> tuple[Any, int, dict[str, Any]]:
     """The model, its usual layer, and what results say of it."""
-    options = {} if recipe.image_size is None else {"img_size": recipe.image_size}
-    model = load(name, model=recipe.architecture, **options)
+    options: dict[str, Any] = {} if recipe.image_size is None else {"img_size": recipe.image_size}
+    model = load(name, model=recipe.architecture, normalize=recipe.normalize, **options)
     about: dict[str, Any] = {"name": recipe.architecture or Path(name).name, "training": "as it comes"}
     if recipe.train:
         key = key_of(
             weights=fingerprint(model),
             images=dataset.train.fingerprint(),
-            training=[recipe.epochs, recipe.lr, recipe.batch_size, seed],
+            training=[recipe.epochs, recipe.lr, recipe.batch_size, recipe.layer_decay, recipe.normalize, seed],
             device=device.type,
         )
         found = finetune(
@@ -101,6 +103,7 @@ def _named(
             dataset.train,
             epochs=recipe.epochs,
             lr=recipe.lr,
+            layer_decay=recipe.layer_decay,
             batch_size=recipe.batch_size,
             augment=Perturbation(seed + AUGMENT_SEED),
             checkpoint=cache.path("backbone", key, "safetensors"),
@@ -109,6 +112,8 @@ def _named(
         )
         model = found.model
         how = f"{recipe.epochs} epochs, lr {recipe.lr:g}, batches of {recipe.batch_size}, perturbed images"
+        if recipe.layer_decay != 1:
+            how += f", layer decay {recipe.layer_decay:g}"
         about |= {"training": f"fine-tuned on {dataset.name}: {how}", "held_out_accuracy": found.accuracy}
     return model, -1, about
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.baselines import EveryToken, reads_uncounted
 from pace.benchmark.cache import key_of
 from pace.benchmark.data import Dataset
 from pace.benchmark.subject import Subject
@@ -40,8 +41,11 @@ class Views:
     ) -> None:
         self.dataset, self.backbone, self.seed = dataset, subject.backbone, seed
         self._batch_size, self._hidden = batch_size, hidden
+        # Registers, say, which only h needs: every method gets them beside the tokens that count.
+        self._every = EveryToken(subject.backbone) if reads_uncounted(subject.backbone) else None
         self.facts = {
-            "model": subject.backbone.fingerprint(),
+            "model": (self._every or subject.backbone).fingerprint(),
+            "preprocessing": str(subject.backbone.preprocessing),
             "images": dataset.facts(),
             "perturbation": Perturbation(seed).fingerprint(),
             "precision": "float32" if store is None else "float16",
@@ -124,8 +128,15 @@ class Views:
     def _observe(self, split: str) -> tuple[Observations, Observations]:
         images = self.dataset.train if split == "train" else self.dataset.test
         store = None if self._store is None else self._store / split
-        pair = observe_pair(self.backbone, images, seed=self.seed, batch_size=self._batch_size, store=store)
-        return pair if store is not None else (_near(pair[0], self), _near(pair[1], self))
+        seen = self._every or self.backbone
+        original, perturbed = observe_pair(seen, images, seed=self.seed, batch_size=self._batch_size, store=store)
+        if store is None:
+            original, perturbed = _near(original, self), _near(perturbed, self)
+        return (
+            (original, perturbed)
+            if self._every is None
+            else (self._every.counted(original), self._every.counted(perturbed))
+        )
 
 
 def _near(observations: Observations, views: Views) -> Observations:

@@ -34,6 +34,7 @@ class ModelChoice:
     count_cls: bool = True
     head: str | None = None
     attention_layer: int | None = None  # None: the layer's own
+    normalize: str | None = None  # None: what the model is said to expect
 
 
 @dataclass(frozen=True)
@@ -133,15 +134,20 @@ def _open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module
         from pace import demo
 
         return demo.load_model(), demo.class_names()
-    if (path / "run.json").is_file():
-        return _finetuned(open_run(choice.name, "finetune"))
-    if path.name == CHECKPOINT and path.with_name("run.json").is_file():
-        return _finetuned(open_run(str(path.parent), "finetune"))
+    folder = path if path.name != CHECKPOINT else path.parent
+    if (folder / "run.json").is_file():
+        if choice.normalize is not None:
+            raise Problem(
+                f"--normalize: {choice.name} was fine-tuned with its own normalisation; leave --normalize out"
+            )
+        return _finetuned(open_run(str(folder), "finetune"))
     if path.is_file() and path.suffix == ".safetensors" and not choice.architecture:
         raise Problem(f"{path}: which architecture is this? Say it with --architecture, as timm calls it")
     if choice.architecture and not path.is_file():
         raise FileNotFoundError(f"--architecture is for a file of weights, and there is no file {choice.name}")
     options: dict[str, Any] = {} if choice.image_size is None else {"img_size": choice.image_size}
+    if choice.normalize is not None:
+        options["normalize"] = choice.normalize
     by_name = not path.exists() and "/" not in choice.name
     if by_name and not pretrained:
         options["pretrained"] = False
@@ -155,7 +161,7 @@ def _finetuned(run: Run) -> tuple[nn.Module, tuple[str, ...]]:
     from pace.backbones.checkpoints import read_checkpoint
 
     base = run.record["model"]
-    choice = ModelChoice(base["name"], base["architecture"], base["image_size"])
+    choice = ModelChoice(base["name"], base["architecture"], base["image_size"], normalize=base.get("normalize"))
     if choice.architecture and Path(choice.name).suffix == ".safetensors":
         choice = replace(choice, name=choice.architecture, architecture=None)  # the first weights may be gone by now
     model, _ = _open_model(choice, pretrained=False)
@@ -240,6 +246,7 @@ def reopen_subject(run: Run, device: torch.device, moved: str | None = None) -> 
         kept["count_cls"],
         head,
         kept.get("attention_layer"),  # which runs of the first versions did not have
+        kept.get("normalize"),
     )
     try:
         subject = open_subject(choice, device)

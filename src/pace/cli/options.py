@@ -23,6 +23,12 @@ class Covariance(StrEnum):
     low_rank = "low_rank"
 
 
+class Normalization(StrEnum):
+    imagenet = "imagenet"
+    half = "half"
+    clip = "clip"
+
+
 class Updates(StrEnum):
     exact = "exact"
     paper = "paper"
@@ -119,6 +125,20 @@ Architecture = Annotated[
 ImageSize = Annotated[
     int | None,
     typer.Option(min=1, help="Pixels a side, for timm models that take several.", rich_help_panel=_MODEL),
+]
+Normalize = Annotated[
+    Normalization | None,
+    typer.Option(
+        help="What a timm model's pixels are brought to, if not what timm says of its weights; half is from -1 to 1.",
+        rich_help_panel=_MODEL,
+    ),
+]
+LayerDecay = Annotated[
+    float,
+    typer.Option(
+        help="Every block learns at this share of the next one's rate in fine-tuning: below 1, early ones stay as they were.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Layer = Annotated[
     Any,

@@ -49,10 +49,12 @@ def benchmark(
     ] = None,
     architecture: options.Architecture = None,
     image_size: options.ImageSize = None,
+    normalize: options.Normalize = None,
     layer: options.Layer = None,
     finetune: Annotated[bool, typer.Option(help="Fine-tune it on each dataset first.", rich_help_panel=_MODEL)] = True,
     epochs: Annotated[int, typer.Option(min=1, help="Of the fine-tuning.", rich_help_panel=_MODEL)] = 20,
     lr: Annotated[float, typer.Option(help="Of the fine-tuning, at its peak.", rich_help_panel=_MODEL)] = 1e-4,
+    layer_decay: options.LayerDecay = 1.0,
     shipped_color: Annotated[
         bool, typer.Option("--shipped-color", help="Explain Color's own ViT all the same.", rich_help_panel=_MODEL)
     ] = False,
@@ -118,7 +120,9 @@ def benchmark(
     if limit is None and where.type == "cpu":
         limit = _CPU_LIMIT
         complain("note", f"on a CPU at most {limit} images of each split are used; --limit 0 uses all")
-    recipe = benchmarks.Recipe(backbone, architecture, image_size, layer, finetune, epochs, lr)
+    recipe = benchmarks.Recipe(
+        backbone, architecture, image_size, layer, finetune, epochs, lr, layer_decay=layer_decay, normalize=normalize
+    )
     scoring = benchmarks.Scoring(bootstrap, regression_runs, repeat_seconds, hidden_images, patch_images)
     others = [benchmarks.Results.load(path) for path in add or ()]
     with running(ctx, datasets.replace(",", "-"), out=out, device=where) as run:

@@ -25,6 +25,7 @@ def extract(
     pairs: options.Pairs = True,
     architecture: options.Architecture = None,
     image_size: options.ImageSize = None,
+    normalize: options.Normalize = None,
     layer: options.Layer = None,
     cls: options.CountCls = True,
     probe: options.Probe = False,
@@ -50,7 +51,7 @@ def extract(
     choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
     where = device_of(device)
     subject, opened = open_both(
-        choice, ModelChoice(model, architecture, image_size, layer, cls), where, probe, batch_size
+        choice, ModelChoice(model, architecture, image_size, layer, cls, normalize=normalize), where, probe, batch_size
     )
     about = {"model": subject.record(), "images": choice.record(opened)}
     with running(ctx, images, out=out, device=where, **about) as run:

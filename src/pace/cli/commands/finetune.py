@@ -24,8 +24,10 @@ def finetune(
     skip_unreadable: options.SkipUnreadable = False,
     architecture: options.Architecture = None,
     image_size: options.ImageSize = None,
+    normalize: options.Normalize = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 12,
     lr: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 1e-4,
+    layer_decay: options.LayerDecay = 1.0,
     validation: Annotated[float, typer.Option(help="Share of every class that decides which epoch is best.")] = 0.1,
     perturbed: Annotated[
         bool,
@@ -60,7 +62,7 @@ def finetune(
     choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
     with busy("opening the images"):
         opened = choice.open()
-    base = ModelChoice(model, architecture, image_size)
+    base = ModelChoice(model, architecture, image_size, normalize=normalize)
     network, _ = load_model(base)
     about = {"model": asdict(replace(base, name=located(model))), "images": choice.record(opened)}
     with running(ctx, images, out=out, device=where, **about) as run:
@@ -69,6 +71,7 @@ def finetune(
             opened,
             epochs=epochs,
             lr=lr,
+            layer_decay=layer_decay,
             validation=validation,
             batch_size=batch_size,
             augment=Perturbation(seed + AUGMENT_SEED) if perturbed else True,

@@ -94,6 +94,7 @@ def fit(
     pairs: options.Pairs = True,
     architecture: options.Architecture = None,
     image_size: options.ImageSize = None,
+    normalize: options.Normalize = None,
     layer: options.Layer = None,
     cls: options.CountCls = True,
     probe: options.Probe = False,
@@ -132,7 +133,7 @@ def fit(
             assert images is not None  # as was checked
             assert model is not None
             choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
-            asked = ModelChoice(model, architecture, image_size, layer, cls)
+            asked = ModelChoice(model, architecture, image_size, layer, cls, normalize=normalize)
             subject, opened = open_both(choice, asked, where, probe, batch_size)
 
         def learn(folder: Path | None) -> tuple[PACE, Views]:
