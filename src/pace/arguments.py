@@ -112,7 +112,8 @@ def memory_of(model: PACE, device: torch.device) -> int | None:
 
 
 def plan_of(model: PACE, observations: Observations, perturbed: Observations | None, settings: Settings) -> Plan:
-    views = 1 if perturbed is None else 2
+    refinement = refinement_of(model, observations, perturbed)
+    views = 1 if perturbed is None or refinement is not None else 2
     warm = model.warm_start and model.__sklearn_is_fitted__()
     past = model._statistics if warm else None
     return Plan(
@@ -123,7 +124,7 @@ def plan_of(model: PACE, observations: Observations, perturbed: Observations | N
         rate=lambda step: rate_of(model, (model.n_steps_ if warm else 0) + step),
         past=None if past is None else past.map(lambda t: t.to(settings.device)),
         seed=model.seed,
-        refinement=refinement_of(model, observations, perturbed),
+        refinement=refinement,
         refine_anyway=model.refine != "auto",
     )
 

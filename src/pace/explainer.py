@@ -88,6 +88,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
         there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the
         prediction follows from the concepts already: refining would move them off what the data show, for little.
+        Where a fit is to be refined, EM learns from the images as they are, and perturbed views come in after it.
     faithfulness_weight, stability_weight : float
         What these count for then, in dimensions of a patch.
     head_steps, head_rate : int, float
@@ -217,7 +218,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         work = epochs * len(observations) + steps * REFINING_IMAGES
         with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
             fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance)
-            course = fitting.run(lambda: self._start(observations, perturbed, settings, partial(advance, 0)))
+            course = fitting.run(
+                lambda: self._start(observations, plan.pairs_of(perturbed), settings, partial(advance, 0))
+            )
         # Only now does the model change, so that a fit that fails leaves the one before it.
         self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
         before = self.n_steps_ if plan.past is not None and self.minibatch is not None else 0

@@ -58,6 +58,10 @@ class Plan:
     refinement: Refinement | None
     refine_anyway: bool  # also where concepts are better left as they are
 
+    def pairs_of(self, perturbed: Observations | None) -> Observations | None:
+        """The views that EM learns from beside the images: none where refining comes after it, which is where they count."""
+        return perturbed if self.refinement is None else None
+
 
 @dataclass
 class Course:
@@ -96,9 +100,7 @@ class Fitting:
     ):
         self._observations, self._perturbed, self._settings, self._plan = observations, perturbed, settings, plan
         self._team, self._checkpoint, self._advance = team, checkpoint, advance
-        self._views = [observations] if perturbed is None else [observations, perturbed]
-        self._negatives = None if perturbed is None else settings.negatives
-        self._visits = Visits(len(observations), self._negatives, team.rank, team.size)
+        self._look_at(plan.pairs_of(perturbed))
 
     def run(self, start: Callable[[], Start]) -> Course:
         """From the start or, where there is a checkpoint, from there. Ctrl-C ends it with what was learned so far.
@@ -107,6 +109,8 @@ class Fitting:
         """
         saved = None if self._checkpoint is None else self._checkpoint.load()
         self._course = self._begin(start) if saved is None else self._restored(saved)
+        if self._course.refined is not None:
+            self._look_at(self._perturbed)
         course = self._course
         try:
             if not course.interrupted:
@@ -114,13 +118,10 @@ class Fitting:
                 for view in self._views:
                     if isinstance(view, Lazy):
                         view.forget()  # what the start looked at, which a resumed fit has not seen
-                with self._feed() as self._source:
-                    if self._plan.minibatch is None:
-                        self._learn_from_all()
-                    else:
-                        self._learn_online(self._plan.minibatch)
-                    if self._plan.refinement is not None:
-                        self._refine(self._plan.refinement)
+                if course.refined is None:
+                    self._learn()
+                if self._plan.refinement is not None:
+                    self._refine(self._plan.refinement)
         except KeyboardInterrupt:
             if self._team.size > 1:
                 raise
@@ -129,7 +130,21 @@ class Fitting:
             self._checkpoint.remove()
         return course
 
+    def _look_at(self, perturbed: Observations | None) -> None:
+        """From here on, at the images and these views of them."""
+        self._pair = perturbed
+        self._views = [self._observations] if perturbed is None else [self._observations, perturbed]
+        self._negatives = None if perturbed is None else self._settings.negatives
+        self._visits = Visits(len(self._observations), self._negatives, self._team.rank, self._team.size)
+
     # -- the two ways to learn ------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        with self._feed() as self._source:
+            if self._plan.minibatch is None:
+                self._learn_from_all()
+            else:
+                self._learn_online(self._plan.minibatch)
 
     def _learn_from_all(self) -> None:
         """Full-batch EM: every image goes on where the last epoch left it, so that the bound cannot fall."""
@@ -194,7 +209,7 @@ class Fitting:
         return len(bounds) > 1 and bool(abs(bounds[-1] - bounds[-2]) < self._plan.least_gain)
 
     def _refine(self, refinement: Refinement) -> None:
-        """The first process refines for all; then all look at every image once more."""
+        """The first process refines for all; then all look at every image once more, and at its perturbed view."""
         course = self._course
         if course.refined is None:
             if self._team.rank == 0 and self._not_needed():
@@ -206,10 +221,13 @@ class Fitting:
                 )  # fmt: skip
             if self._team.size > 1:
                 self._share_refined()
-            course.refining = None
+            course.refining, course.memory = None, None
+            self._look_at(self._perturbed)
+            self._measure()
             self._pause()
         assert course.refined is not None
-        statistics = self._pass(course.refined, "refining")
+        with self._feed() as self._source:
+            statistics = self._pass(course.refined, "refining")
         heads = update(course.refined, statistics, course.prior, self._settings)
         course.concepts, course.statistics = replace(heads, gaussians=course.refined.gaussians), statistics
 
@@ -284,11 +302,16 @@ class Fitting:
         if self._plan.minibatch is None:
             course.memory = self._no_memory(len(course.concepts))
         self._advance(len(self._observations))
-        chunk = self._settings.chunk(self._observations, self._perturbed, course.concepts.gaussians)
+        self._course = course
+        self._measure()
+        return course
+
+    def _measure(self) -> None:
+        """How many images fit into memory at a time."""
+        chunk = self._settings.chunk(self._observations, self._pair, self._course.concepts.gaussians)
         # Free memory may differ between GPUs, but pauses have to come at the same time everywhere.
         self._round = min(self._team.gathered(chunk.units))
         self._chunk = Chunk(self._round)
-        return course
 
     def _pause(self) -> None:
         """A good moment for a checkpoint."""
