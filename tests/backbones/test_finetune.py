@@ -120,7 +120,7 @@ def test_a_finished_run_is_not_repeated(images: ImageSet, tmp_path: Path, monkey
 
 
 def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = iter([(1.0, 0.5), (0.5, 0.9), (0.4, 0.9), (0.1, 0.7)])
+    scores = iter([(1.0, 0.5), (0.4, 0.9), (0.5, 0.85), (0.1, 0.7)])
     seen: list[dict[str, Tensor]] = []
 
     def evaluate(run: Any, *_: Any) -> tuple[float, float]:
@@ -129,7 +129,7 @@ def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, m
 
     monkeypatch.setattr(training.Run, "evaluate", evaluate)
     result = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **{**SETTINGS, "epochs": 4})
-    assert (result.epoch, result.accuracy) == (2, 0.9)  # as accurate as epoch 1, and with a smaller loss
+    assert (result.epoch, result.accuracy) == (2, 0.85)  # six images cannot tell it from 0.9, and it comes later
     assert equal(weights(result.model), seen[2])
     assert equal(weights(load_finetuned(tiny(), tmp_path / "m.safetensors").model), seen[2])
 

@@ -97,7 +97,8 @@ def finetune(
     workers: int | None = None,
     progress: bool | None = None,
 ) -> Finetuned:
-    """Train `model`, in place, to tell the classes of `images` apart, and keep its best epoch.
+    """Train `model`, in place, to tell the classes of `images` apart, and keep its best epoch: the last that is as
+    accurate on held-out images as any, give or take a standard error.
 
     AdamW with linear warm-up and a cosine to zero. The classifier is kept when it has the right number of classes, and
     made anew otherwise.
@@ -117,7 +118,7 @@ def finetune(
     validation
         Held-out images that decide which epoch is best, or the share of each class to hold out of `images`.
     checkpoint
-        A ``.safetensors`` file: the weights of the best epoch so far, written after each epoch that improves. Beside
+        A ``.safetensors`` file: the weights of the best epoch so far, written after each epoch that is best so far. Beside
         it, ``.resume.safetensors`` holds what a killed run needs to go on, until it is finished.
     device
         Where to train; the model is moved there. By default where it is.

@@ -29,11 +29,18 @@ class Epoch(NamedTuple):
     train_loss: float
     loss: float  # of the held-out images
     accuracy: float  # of the held-out images
+    images: int = 0  # held out
 
 
 def best_of(history: Sequence[Epoch]) -> int:
-    """The most accurate epoch; between equals the one with the smaller loss, then the earlier one."""
-    return max(range(len(history)), key=lambda epoch: (history[epoch].accuracy, -history[epoch].loss, -epoch))
+    """The last epoch that is as accurate as any, give or take a standard error.
+
+    A few held-out images cannot tell epochs apart that are nearer than that, and late ones have settled: their learning rate
+    was small, and they have seen more perturbed images.
+    """
+    top = max(history, key=lambda epoch: epoch.accuracy)
+    error = math.sqrt(top.accuracy * (1 - top.accuracy) / top.images) if top.images else 0.0
+    return max(number for number, epoch in enumerate(history) if epoch.accuracy >= top.accuracy - error)
 
 
 class _Step(NamedTuple):
@@ -177,7 +184,7 @@ def one_epoch(
         torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
         with closing(ahead(_training_batches(train, batch_size, seed, epoch))) as batches:
             train_loss = run.train(batches, augment, advance)
-    return Epoch(train_loss, *run.evaluate(held_out, batch_size))
+    return Epoch(train_loss, *run.evaluate(held_out, batch_size), len(held_out.labels))
 
 
 class Pictures:
