@@ -27,7 +27,7 @@ from pace.explanation import Array, Explanation
 from pace.fitting import Fitting, Start, bound_of
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Settings, explain_batch, pass_over, update
-from pace.model.refining import IMAGES as REFINING_IMAGES
+from pace.model.refining import images_in_step
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
 from pace.observations import Observations
@@ -84,7 +84,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     negatives : int
         Images in a group; in L_s the others of its group are an image's negatives.
     refine : int or "auto"
-        Steps of 64 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
+        Steps of 64 to 192 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
         Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
         there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the
         prediction follows from the concepts already: refining would move them off what the data show, for little.
@@ -215,7 +215,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         keeper = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_every, about, team)
         epochs = self.max_iter + (2 if plan.refinement else 1)
         steps = plan.refinement.steps if plan.refinement else 0
-        work = epochs * len(observations) + steps * REFINING_IMAGES
+        work = epochs * len(observations) + steps * images_in_step(len(observations))
         with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
             fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance)
             course = fitting.run(

@@ -6,7 +6,7 @@ import torch
 
 from pace import PACE, Observations
 from pace.arguments import refinement_of
-from pace.model.refining import _folded, _unsteadiness
+from pace.model.refining import _folded, _unsteadiness, images_in_step
 
 D, TOKENS, CLASSES = 12, 16, 3
 
@@ -171,3 +171,7 @@ def test_other_words_and_numbers_of_steps_are_refused(steps):
     view = Observations(np.ones((4, 2, 3), np.float32), np.ones((4, 2)))
     with pytest.raises(ValueError, match="refine: expected a whole number of at least 0 or 'auto'"):
         PACE(2, refine=steps).fit(view)
+
+
+def test_a_step_looks_at_a_share_of_the_images_within_limits():
+    assert [images_in_step(n) for n in (10, 1000, 4800, 10**6)] == [64, 64, 150, 192]

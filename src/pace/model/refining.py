@@ -28,14 +28,14 @@ from pace.model.learning import Concepts, Settings, distributions, fit_dirichlet
 from pace.model.objective import expected_log_theta
 from pace.observations import Batch, Observations
 
-IMAGES = 64  # in a step
+_SHARE, _FEWEST, _MOST = 32, 64, 192  # of the images, and images, that a step looks at
 _TEMPERATURE = 20.0  # τ: η within ±1 then suffices for a sure prediction
 _SWEEPS = 4  # before the one that is differentiated
 _RATES = (0.02, 0.001, 0.05)  # of the means, R and η, in units of a concept's own standard deviation
 _WARM_UP = 0.1
 _ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
 _LEAST_APART = 1e-3  # that images are taken to lie: a few that are alike must not outweigh all else
-_SETTLE = 100  # batches after which α is learned anew
+_SETTLE = 6400  # images after which α is learned anew
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Terms(NamedTuple):
     embedding: Tensor
     faithfulness: Tensor
     stability: Tensor
+
+
+def images_in_step(n_images: int) -> int:
+    """Many classes need many images to say which way is up; few images would only be seen more often."""
+    return min(_MOST, max(_FEWEST, n_images // _SHARE))
 
 
 def refine(
@@ -113,7 +118,7 @@ def refine(
         schedule.step()
         history[step] = torch.stack(terms).detach()
         log_theta, seen = log_theta + field, seen + len(images) * len(views)
-        if settings.learn_alpha and seen >= _SETTLE * IMAGES:
+        if settings.learn_alpha and seen >= _SETTLE:
             alpha = fit_dirichlet(alpha, log_theta / seen, settings.smallest_alpha)
             log_theta, seen = torch.zeros_like(alpha), 0
         report(len(images))
@@ -127,8 +132,8 @@ def _draws(n_images: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(n_images)
-        for start in range(0, n_images, IMAGES):
-            yield np.sort(order[start : start + IMAGES])
+        for start in range(0, n_images, images_in_step(n_images)):
+            yield np.sort(order[start : start + images_in_step(n_images)])
 
 
 def _terms(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alpha: Tensor) -> tuple[Terms, Tensor]:
