@@ -40,6 +40,22 @@ def test_top_concepts_come_largest_first():
     assert list(explanation.theta[1][top]) == sorted(explanation.theta[1], reverse=True)[:3]
 
 
+def test_what_an_image_shows_leaves_out_what_is_there_by_the_prior():
+    gamma = np.array([[12.0, 0.001, 3.0, 0.001, 0.001], [0.001, 0.001, 5.0, 0.001, 9.0]])  # what α alone gives
+    explanation = Explanation(gamma / gamma.sum(1, keepdims=True), gamma)
+    assert explanation.shown_concepts(0, 3).tolist() == [0, 2]
+    assert explanation.shown_concepts(1).tolist() == [4, 2]
+    assert explanation.shown_concepts(-1, 1).tolist() == [4]
+    assert len(explanation.top_concepts(0, 3)) == 3
+    assert repr(explanation) == "Explanation(2 images, 3 of 5 concepts, image level)"
+    assert repr(example()) == "Explanation(2 images, 4 concepts, image and patch level)"
+
+
+def test_attributions_against_a_class_count_by_their_size():
+    theta = np.array([[0.4, -3.0, 0.0]])
+    assert Explanation(theta, theta).shown_concepts(0).tolist() == [0, 1]
+
+
 def test_a_patch_map_lies_as_the_patches_do_without_the_prefix():
     explanation = example()
     assert explanation.patch_map(1, 2)[2, 4] == explanation.phi[1, 1 + 2 * 5 + 4, 2]

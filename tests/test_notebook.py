@@ -1,4 +1,5 @@
 import builtins
+import re
 import warnings
 
 import numpy as np
@@ -83,6 +84,28 @@ def test_a_model_says_whether_the_number_of_its_concepts_was_found(fitted):
         warnings.simplefilter("ignore")
         found = PACE("auto", max_iter=1).fit(observations)
     assert "their number found in 12 images" in found._repr_html_()
+
+
+def test_empty_concepts_are_counted_and_not_listed():
+    data = planted(k=4, d=8, images=30, grid=(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PACE(20, prune=True, max_iter=5).fit(data.observations)
+    assert model.empty_concepts_.tolist() == list(range(4, 20))
+    html = model._repr_html_()
+    assert "4 of 20 concepts in use" in html
+    assert html.count("<meter") == 4
+    explanation = model.explain(data.observations)
+    assert "4 of 20 concepts" in explanation._repr_html_()
+    words = re.search(r'alt="([^"]*)"', explanation._repr_html_())[1]
+    named = {int(k) for k in re.findall(r"concept (\d+)", words)}
+    assert named <= {0, 1, 2, 3}
+
+
+def test_a_model_whose_concepts_are_all_in_use_says_just_their_number(fitted):
+    model, _ = fitted
+    assert not len(model.empty_concepts_)
+    assert "fitted: 4 concepts;" in model._repr_html_()
 
 
 def test_many_concepts_are_folded_away():

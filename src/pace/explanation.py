@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+_SHOWN = 1e-3  # part of an image's largest share below which a concept is not in it: what its prior alone gives is less
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
@@ -48,6 +50,15 @@ class Explanation:
         """The n concepts with the largest share θ of an image, largest first."""
         return np.argsort(-self.theta[self._index(image)], kind="stable")[:n]
 
+    def shown_concepts(self, image: int, n: int | None = None) -> Array:
+        """The concepts that an image shows, largest share first, and at most n of them.
+
+        One with less than a thousandth of the largest share is there by its prior alone.
+        """
+        order = self.top_concepts(image, self.n_concepts)
+        found: Array = order[_is_shown(self.theta[self._index(image)])[order]][:n]
+        return found
+
     def patch_map(self, image: int, concept: int) -> Array:
         """φ of one concept over an image, laid out as the patches are (rows, columns)."""
         phi, grid = self._patches()
@@ -81,7 +92,9 @@ class Explanation:
 
     def __repr__(self) -> str:
         level = "image level" if self.phi is None else "image and patch level"
-        return f"Explanation({len(self)} images, {self.n_concepts} concepts, {level})"
+        shown = int(_is_shown(self.theta).any(0).sum()) if len(self) else self.n_concepts
+        concepts = f"{self.n_concepts}" if shown == self.n_concepts else f"{shown} of {self.n_concepts}"
+        return f"Explanation({len(self)} images, {concepts} concepts, {level})"
 
     def _repr_png_(self) -> bytes | None:
         from pace.notebook import explanation_png
@@ -104,3 +117,10 @@ class Explanation:
         if self.grid is None:
             raise ValueError("the layout of the patches is unknown; pass grid=(rows, columns) to Observations")
         return self.phi, self.grid
+
+
+def _is_shown(theta: Array) -> Array:
+    """Whether an image shows a concept (…, K). Attributions of other methods may be negative; their size counts."""
+    size = np.abs(theta)
+    found: Array = size >= _SHOWN * size.max(-1, keepdims=True)
+    return found

@@ -47,7 +47,7 @@ def model_html(model: PACE) -> str:
     head = np.asarray(model.label_head_)
     first, rest = order[:_CONCEPTS], order[_CONCEPTS:]
     about = [
-        f"{len(share)} concepts, {len(empty)} of them unused",
+        f"{len(order)} of {len(share)} concepts in use" if empty else f"{len(share)} concepts",
         *([] if model.selection_ is None else [f"their number found in {model.selection_.images} images"]),
         f"{model.covariance} covariances, {model.updates_} updates",
         f"{model.n_iter_} {'batches' if model.n_steps_ else 'epochs'}",
@@ -104,6 +104,6 @@ def _in_words(explanation: Explanation, image: int) -> str:
 
 def _largest(explanation: Explanation, image: int) -> str:
     low, high = (end[0] for end in explanation[image].interval(0.9))
-    top = explanation.top_concepts(image, 3)
+    top = explanation.shown_concepts(image, 3)
     theta = explanation.theta[image]
     return ", ".join(f"concept {k} {theta[k]:.2f} [{low[k]:.2f}, {high[k]:.2f}]" for k in top)

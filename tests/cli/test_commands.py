@@ -128,7 +128,7 @@ def test_explain_says_what_the_library_says(elsewhere: Path, workshop: Path):
     np.testing.assert_allclose([image["low"] for image in found], low, atol=1e-4)
     np.testing.assert_allclose([image["high"] for image in found], high, atol=1e-4)
     for number, image in enumerate(found):
-        assert [concept["concept"] for concept in image["top_concepts"]] == expected.top_concepts(number, 5).tolist()
+        assert [concept["concept"] for concept in image["top_concepts"]] == expected.shown_concepts(number, 5).tolist()
         assert image["predictions"][0]["class"] == int(seen.predictions[number].argmax())
         assert np.array_equal(image["patch_concepts"], expected.phi[number, 1:].argmax(1).reshape(2, 2))
 
@@ -138,6 +138,7 @@ def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere
     assert outcome.code == 0
     assert "prediction: " in outcome.out
     assert "90 % interval" in outcome.out
+    assert "concepts in use of" in outcome.out
     assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png"}
     page = (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
     assert "amber/0.png" in page

@@ -35,8 +35,9 @@ NAMES = [r"a_b $x^2$ \frac{", "鷹 🦅\x00\n" + "very " * 40 + "long", "<b>&amp
 
 
 @cache
-def fitted(k=4, grid=(4, 6), images=24, covariance="diag", seed=0, d=12, **options):
-    data = planted(seed=seed, k=4 if k == "auto" else min(k, 12), d=d, images=images, grid=grid)
+def fitted(k=4, grid=(4, 6), images=24, covariance="diag", seed=0, d=12, planted_concepts=None, **options):
+    there = planted_concepts or (4 if k == "auto" else min(k, 12))
+    data = planted(seed=seed, k=there, d=d, images=images, grid=grid)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = PACE(k, covariance=covariance, max_iter=5, n_init=1, seed=seed, **options).fit(data.observations)
@@ -168,16 +169,80 @@ def test_the_map_takes_few_dimensions(d):
     assert_legible(concept_map(model))
 
 
-def test_unused_concepts_are_crosses_without_number_and_counted():
+def pruned():
+    """20 concepts of which the patches ask for 4."""
+    return fitted(20, covariance="tied", prune=True, planted_concepts=4)
+
+
+def concepts_in(texts):
+    return {int(text.split()[1]) for text in texts if text.startswith("Concept ")}
+
+
+def texts_of(figure):
+    assert_legible(figure)
+    return [text for text, _ in drawn_texts(figure)]
+
+
+def test_figures_of_a_pruned_model_show_the_concepts_in_use_and_no_other():
+    model, observations = pruned()
+    assert model.empty_concepts_.tolist() == list(range(4, 20))
+    images, explanation = pixels_for(observations), model.explain(observations)
+    drawn = [
+        three_levels(model, images, observations, n_concepts=8),
+        concept_gallery(model, images, observations),
+        class_concepts(model, images, observations, n_concepts=8),
+        overlay(images, explanation, 0, n_concepts=8),
+        theta_bars(explanation, n_concepts=8),
+    ]
+    for figure in drawn:
+        texts = texts_of(figure)
+        assert concepts_in(texts)
+        assert concepts_in(texts) <= {0, 1, 2, 3}
+        assert not any("other" in text for text in texts)
+    assert concepts_in(texts_of(drawn[0])) == concepts_in(texts_of(drawn[1])) == {0, 1, 2, 3}
+    assert "4 concepts · 16 of 20 stayed empty" in texts_of(drawn[1])
+    swatches = {patch.get_facecolor() for patch in drawn[0].paper.patches if patch.get_fill() and patch.get_hatch()}
+    assert len(swatches) >= 3  # colours of their own, but the first, which has no hatch
+
+
+def test_others_are_those_that_the_image_shows():
+    model, observations = pruned()
+    explanation = model.explain(observations)
+    image = max(range(len(explanation)), key=lambda m: len(explanation.shown_concepts(m)))
+    others = len(explanation.shown_concepts(image)) - 1
+    assert 0 < others < 4
+    texts = texts_of(theta_bars(explanation, [image], n_concepts=1))
+    assert ("1 other" if others == 1 else f"{others} others") in texts
+
+
+def test_shares_too_small_to_show_still_add_up():
+    gamma = np.array([[1e4, *np.full(50, 2.0)]])  # 1 % in fifty parts
+    explanation = Explanation(gamma / gamma.sum(), gamma)
+    figure = theta_bars(explanation)
+    assert "the rest" in texts_of(figure)
+    np.testing.assert_allclose(sum(bar.get_width() for bar in figure.axes[1].patches), 1)
+
+
+def test_the_map_of_a_pruned_model_draws_no_cross_for_what_lies_far_away():
+    model, _ = pruned()
+    texts = texts_of(concept_map(model))
+    assert any("16 empty, off the map" in text for text in texts)
+    assert not any("×" in text for text in texts)
+
+
+def test_empty_concepts_are_crosses_without_number_and_counted():
     model, observations = fitted(4)
     model = copy.copy(model)
     model.concept_weights_ = np.array([50.0, 0.0, 20.0, 0.5])
-    texts = [text for text, _ in drawn_texts(concept_map(model))]
+    figure = concept_map(model)
+    texts = texts_of(figure)
     assert {"0", "2"} <= set(texts)
     assert not {"1", "3"} & set(texts)
-    assert any("unused (2)" in text for text in texts)
+    crosses = sum(len(line.get_xdata()) for line in figure.axes[1].lines if line.get_marker() == "x")
+    assert crosses == 1  # the other lies beyond the two in use
+    assert any("×: empty (1) · 1 empty, off the map" in text for text in texts)
     gallery = [text for text, _ in drawn_texts(concept_gallery(model, pixels_for(observations), observations))]
-    assert "2 concepts · 2 unused" in gallery
+    assert "2 concepts · 2 of 4 stayed empty" in gallery
     assert "Concept 1" not in gallery
 
 
@@ -240,7 +305,8 @@ def test_class_concepts_are_those_that_carry_the_class_in_its_own_images():
     model, observations = fitted(4)
     theta, head = model.transform(observations), model.label_head_
     own = np.asarray(observations.predictions).argmax(1) == 1
-    expected = np.argsort(-theta[own].mean(0) * (head[:, 1] - head.mean(1)), kind="stable")[:3]
+    strength = theta[own].mean(0) * (head[:, 1] - head.mean(1))
+    expected = [k for k in np.argsort(-strength, kind="stable")[:3] if strength[k] > 0]  # the others speak against it
     texts = [t for t, _ in drawn_texts(class_concepts(model, pixels_for(observations), observations, 1))]
     assert [t for t in texts if t.startswith("Concept")] == [f"Concept {k}" for k in expected]
 

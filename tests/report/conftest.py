@@ -74,6 +74,35 @@ def counted(case, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def many(case, tmp_path_factory):
+    """A report with more concepts in an image than there are colours."""
+    rng = np.random.default_rng(0)
+    model = fit(case.observations, n_concepts=14, max_iter=1)
+    explanation = model.explain(case.observations)
+    phi = rng.dirichlet(np.full(14, 0.02), explanation.phi.shape[:2])
+    explanation = type(explanation)(explanation.theta, explanation.gamma, phi, explanation.grid, 1)
+    path = tmp_path_factory.mktemp("many") / "report.html"
+    write_report(path, model, case.images.pixels, case.observations, explanation=explanation)
+    return SimpleNamespace(path=path, explanation=explanation)
+
+
+@pytest.fixture(scope="session")
+def pruned(case, tmp_path_factory):
+    """A report of a model that was given 30 concepts and left those empty that the patches do not ask for."""
+    model = fit(case.observations, n_concepts=30, prune=True, max_iter=4)
+    path = tmp_path_factory.mktemp("pruned") / "report.html"
+    write_report(
+        path,
+        model,
+        case.images.pixels,
+        case.observations,
+        perturbed=case.perturbed,
+        perturbed_images=case.perturbed_images,
+    )
+    return SimpleNamespace(path=path, model=model, used=30 - len(model.empty_concepts_))
+
+
+@pytest.fixture(scope="session")
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium")

@@ -1,5 +1,6 @@
 """The report in a real browser. The `open_page` fixture fails a test whose page complains or asks for anything."""
 
+import copy
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -46,6 +47,104 @@ def test_concepts_are_shown_by_use_and_unused_ones_folded_away(report, open_page
     page.get_by_text("2 concepts are not in use").click()
     page.get_by_role("link", name="Concept 7", exact=True).click()
     expect(page.locator(".lead")).to_contain_text("not in use")
+
+
+def test_empty_concepts_are_one_line_and_all_views_agree_on_how_many(pruned, open_page):
+    used, empty = pruned.used, 30 - pruned.used
+    assert 2 < used < 15
+    line = f"{empty} of 30 concepts stayed empty"
+    page = open_page(pruned.path)
+    assert heading(page) == f"{used} concepts in 24 images"
+    assert page.locator(".concept").count() == used
+    assert page.locator("details").count() == 0
+    expect(page.locator(".page")).to_contain_text(line)
+    page.get_by_role("link", name="How many there are").click()
+    expect(page.locator("main h1")).to_have_text(f"{used} concepts were found")
+    expect(page.locator(".lead")).to_contain_text("30 were asked for; the others stay empty")
+    assert "Learning went on" not in page.locator(".lead").inner_text()
+    assert page.locator(".worth li").count() == used
+    page.get_by_role("link", name="Trust").click()
+    facts = page.get_by_role("region", name="Counted on this page")
+    expect(facts).to_contain_text(f"{used} of 30")
+    expect(facts).to_contain_text(f"{line} when they were learned.")
+
+
+def test_the_page_of_a_concept_counts_those_in_use_and_ends_with_the_last(pruned, open_page):
+    order = page_data(pruned.path)["order"]
+    assert len(order) == pruned.used
+    page = open_page(pruned.path, f"#/concepts/{order[-1]}")
+    expect(page.locator(".facts")).to_contain_text(f"#{pruned.used} of {pruned.used} by use")
+    assert page.locator(".steps a").all_inner_texts() == ["← More used"]
+    empty = open_page(pruned.path, "#/concepts/29")
+    assert heading(empty) == "Concept 29"
+    expect(empty.locator(".lead")).to_contain_text("This concept stayed empty")
+    assert empty.locator("section, .sample, .card").count() == 0
+
+
+def test_a_found_concept_that_learning_emptied_is_said_to_be(case, pruned, tmp_path, open_page):
+    last = pruned.model.selection_.n_concepts - 1
+    model = copy.copy(pruned.model)
+    model.concept_weights_ = np.where(np.arange(30) == last, 0, model.concept_weights_)
+    explanation = model.explain(case.observations)
+    explanation.phi[:, :, 0] += explanation.phi[:, :, last]
+    explanation.phi[:, :, last] = 0
+    path = tmp_path / "r.html"
+    write_report(path, model, case.images.pixels, case.observations, explanation=explanation)
+    page = open_page(path, "#/number")
+    assert heading(page) == f"{last + 1} concepts were found"
+    expect(page.locator(".lead")).to_contain_text(f"Learning went on from these, and now {last} concepts hold patches.")
+    assert page.locator(".worth li").count() == last + 1
+    assert page.locator(".worth .face img").count() == last
+
+
+def swatches(page):
+    """The colour of each concept beside an image that is coloured by all concepts."""
+    return dict(
+        page.locator(".theta li:has(.swatch)").evaluate_all(
+            "rows => rows.map((row) => [row.querySelector('a').textContent, row.querySelector('.swatch').style.background])"
+        )
+    )
+
+
+def test_few_concepts_have_each_its_colour_in_every_image(pruned, open_page):
+    seen = {}
+    for image in range(6):
+        page = open_page(pruned.path, f"#/images/{image}?overlay=all")
+        page.locator(".regions span").first.wait_for()
+        for concept, colour in swatches(page).items():
+            assert seen.setdefault(concept, colour) == colour
+        assert not page.get_by_text("Grey patches").is_visible()
+    assert len(set(seen.values())) == len(seen) == pruned.used
+
+
+def test_of_many_concepts_those_with_most_patches_here_are_coloured_and_grey_is_explained(many, open_page):
+    page = open_page(many.path, "#/images/0?overlay=all")
+    page.locator(".regions span").first.wait_for()
+    main = many.explanation.phi[0, 1:].argmax(1)
+    concepts, patches = np.unique(main, return_counts=True)
+    assert len(concepts) > 8
+    coloured = {int(text) for text in page.locator(".regions span").all_inner_texts()}
+    assert len(coloured) == 8
+    assert patches[np.isin(concepts, list(coloured))].min() >= patches[~np.isin(concepts, list(coloured))].max()
+    expect(page.get_by_text("Grey patches belong to concepts that have fewer patches here.")).to_be_visible()
+    page.get_by_role("button", name="Picture", exact=True).click()
+    expect(page.get_by_text("Grey patches")).to_be_hidden()
+
+
+def test_a_concept_is_painted_in_a_colour_like_that_of_its_patches(case, pruned, tmp_path, open_page):
+    main = pruned.model.explain(case.observations).phi[:, 1:].argmax(2)
+    paint = np.array([[200, 20, 20], [20, 160, 40], [230, 220, 20], [10, 10, 20], *[[128, 128, 128]] * 26], np.uint8)
+    path = tmp_path / "r.html"
+    pixels = paint[main].reshape(24, 6, 6, 3).repeat(8, 1).repeat(8, 2)
+    write_report(path, pruned.model, pixels, case.observations)
+    np.testing.assert_allclose([concept["colour"] for concept in page_data(path)["concepts"][:4]], paint[:4], atol=5)
+    seen = {}
+    for image in range(8):
+        page = open_page(path, f"#/images/{image}?overlay=all")
+        page.locator(".regions span").first.wait_for()
+        seen |= swatches(page)
+    vermilion, green, yellow, navy = "rgb(226, 104, 60)", "rgb(43, 179, 138)", "rgb(232, 220, 60)", "rgb(28, 46, 74)"
+    assert [seen[f"Concept {k}"] for k in range(4)] == [vermilion, green, yellow, navy]
 
 
 def test_one_concept_shows_patches_in_their_image_classes_and_neighbours(report, open_page):
@@ -121,6 +220,13 @@ def test_a_concept_can_be_lit_on_both_pictures(case, report, open_page):
     assert page.locator(".stage canvas:visible").count() == 0
 
 
+def test_the_pictures_stay_in_sight_while_a_concept_far_down_is_lit(report, open_page):
+    page = open_page(report, "#/images/4", viewport={"width": 1280, "height": 810})
+    page.evaluate("scrollTo(0, 300)")
+    box = page.locator(".stage").first.bounding_box()
+    assert box["y"] > 60  # below the bar at the top
+
+
 def test_the_prediction_is_split_into_what_concepts_carried(case, report, open_page):
     page = open_page(report, "#/images/4")
     n = int(case.observations.predictions[4].argmax())
@@ -145,6 +251,25 @@ def test_images_are_searched_and_filtered(case, report, open_page):
     assert shown.count() == (predicted == predicted[5]).sum()
     page.get_by_label("Search").fill("no such image")
     assert page.get_by_text("0 of 24 images").is_visible()
+
+
+def test_images_are_filtered_by_a_concept_they_hold_from_its_page(case, report, open_page):
+    k = page_data(report)["order"][0]
+    holding = int((case.explanation.theta[:, k] >= 0.01).sum())
+    assert 8 < holding < 24
+    page = open_page(report, f"#/concepts/{k}")
+    assert page.locator("section[aria-labelledby=holders] .sample").count() == 8
+    page.get_by_role("link", name=f"See all {holding} images").click()
+    arrived(page, "images")
+    assert heading(page) == case.images.names[case.explanation.theta[:, k].argmax()]
+    shown = page.locator(".browser-list li:not([hidden])")
+    expect(shown).to_have_count(holding)
+    expect(page.get_by_label("Holding")).to_have_value(str(k))
+    assert f"Concept {k} ({holding})" in page.get_by_label("Holding").inner_text()
+    page.get_by_label("Holding").select_option("")
+    expect(shown).to_have_count(24)
+    page.get_by_label("Holding").select_option(str(k))
+    fragment(page, f"concept={k}")
 
 
 def test_classes_are_searched_and_show_their_concepts(report, open_page):
@@ -321,7 +446,7 @@ def test_the_keyboard_alone_reaches_and_reads_everything(report, open_page):
     keys.press("Enter")
     page.locator(".stage").first.wait_for()
     assert page.evaluate("document.activeElement.id") == "content"
-    for _ in range(3):  # search, class, the list
+    for _ in range(4):  # search, class, concept, the list
         keys.press("Tab")
     keys.press("ArrowRight")
     assert heading(page) == "folder/picture 01.jpg"

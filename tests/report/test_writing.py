@@ -10,7 +10,7 @@ from planted import planted
 from report_case import HOSTILE, HOSTILE_FILE, fit, page_data
 
 from pace import PACE, Observations
-from pace.report import write_report, writing
+from pace.report import summary, write_report, writing
 
 
 def write(case, path, **changes):
@@ -118,6 +118,24 @@ def test_observations_may_be_tensors_and_images_arrays(case, tmp_path):
     whole = write(case, tmp_path / "a.html", images=pixels / 255, observations=tensors)
     assert page_data(whole)["names"][3] == "image 3"
     assert page_data(whole)["classes"] == ["class 0", "class 1", "class 2"]
+
+
+def test_the_page_carries_nothing_to_show_of_empty_concepts_which_keep_their_numbers(pruned):
+    data = page_data(pruned.path)
+    empty = set(pruned.model.empty_concepts_.tolist())
+    assert len(data["concepts"]) == 30
+    assert set(data["order"]) == set(range(30)) - empty
+    for k, concept in enumerate(data["concepts"]):
+        assert (concept["near"] == []) == (concept["colour"] is None) == (k in empty)
+        assert not empty & set(concept["neighbours"])
+    assert not any(k in empty for found in data["classConcepts"] for k, _, _ in found)
+
+
+def test_a_concept_that_was_empty_is_shown_if_these_images_hold_it(case, pruned):
+    empty = pruned.model.empty_concepts_
+    used = np.zeros(30, bool)
+    used[empty[0]] = True
+    assert np.flatnonzero(summary.left_empty(pruned.model, used)).tolist() == empty[1:].tolist()
 
 
 def test_a_model_without_classes_has_a_report_too(case, tmp_path):

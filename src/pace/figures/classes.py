@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pace.explainer import PACE
 from pace.explanation import Array
-from pace.figures.pieces import grid_of, names_of, nearest, pictures_of, plural, predicted, show, show_patch
+from pace.figures.pieces import grid_of, in_use, names_of, nearest, pictures_of, plural, predicted, show, show_patch
 from pace.figures.sheet import HEAD, MUTED, SMALL, Sheet, drawn
 from pace.images.preparation import PreprocessingLike
 from pace.observations import Observations
@@ -35,8 +35,8 @@ def class_concepts(
 
     A class is what the transformer predicts. Its top concepts are those that add most to its score over the other
     classes in its own images: mean θ_k of the images predicted as n, times η_kn minus the mean of η_k over classes. η
-    alone would choose concepts that never occur in the class, θ alone the background that all classes share. Beside
-    them, the image of the class that they add most to.
+    alone would choose concepts that never occur in the class, θ alone the background that all classes share. There are
+    fewer than `n_concepts` if fewer speak for the class. Beside them, the image of the class that they add most to.
 
     `classes` are shown in the order given; by default the three with most images.
     """
@@ -47,24 +47,23 @@ def class_concepts(
     pictures, grid = pictures_of(images, preprocessing, observations), grid_of(observations)
     names = names_of(class_names, images, observations.n_classes)
     wanted = _classes(classes, labels, observations.n_classes)
-    theta = np.asarray(model.transform(observations), np.float64)
+    theta, used = np.asarray(model.transform(observations), np.float64), in_use(model)
     lift = head - head.mean(1, keepdims=True)
+    tops = [_top(theta[labels == n], lift[:, n], used, n_concepts) for n in wanted]
 
-    count = min(n_concepts, theta.shape[1])
+    count = max(len(top) for top in tops)
     picture = count * (_TILE + _BETWEEN) - _BETWEEN
     block = 14 + picture + 14
     tiles_x = _MARGIN + picture + _GAP + _LABEL
     width = tiles_x + n_patches * (_TILE + _BETWEEN) - _BETWEEN + _MARGIN
     sheet = Sheet(width, 2 * _MARGIN + len(wanted) * block - 14)
-    for position, n in enumerate(wanted):
+    for position, (n, top) in enumerate(zip(wanted, tops, strict=True)):
         y = _MARGIN + position * block
         own = np.flatnonzero(labels == n)
-        contribution = theta[own] * lift[:, n]
-        top = np.argsort(-contribution.mean(0), kind="stable")[:count]
         number = plural(len(own), "image")
         sheet.write(_MARGIN, y, names[n], size=HEAD, bold=True, room=width - 2 * _MARGIN - 60)
         sheet.write(width - _MARGIN, y + 2, number, size=SMALL, color=MUTED, align="right")
-        best = own[contribution[:, top].sum(1).argmax()]
+        best = own[(theta[own][:, top] @ lift[top, n]).argmax()]
         show(sheet, pictures[best], _MARGIN, y + 14, picture, picture)
         for line, k in enumerate(top):
             row = y + 14 + line * (_TILE + _BETWEEN)
@@ -72,6 +71,14 @@ def class_concepts(
             for tile, where in enumerate(nearest(model, observations, int(k), n_patches)):
                 show_patch(sheet, pictures, where, grid, margin, tiles_x + tile * (_TILE + _BETWEEN), row, _TILE)
     return sheet
+
+
+def _top(theta: Array, lift: Array, used: Array, n: int) -> Array:
+    """Of the concepts in use those that speak for a class in its images, strongest first; one at least."""
+    strength = theta[:, used].mean(0) * lift[used]
+    order = np.argsort(-strength, kind="stable")[:n]
+    top: Array = used[order[: max(1, (strength[order] > 0).sum())]]
+    return top
 
 
 def _describe(sheet: Sheet, x: float, y: float, k: int, theta: Array, own: Array, weight: float) -> None:

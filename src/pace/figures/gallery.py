@@ -8,7 +8,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pace.explainer import PACE
-from pace.figures.pieces import chosen, grid_of, label_width, nearest, percent, pictures_of, plural, shares, show_patch
+from pace.figures.pieces import (
+    chosen,
+    grid_of,
+    in_use,
+    label_width,
+    nearest,
+    percent,
+    pictures_of,
+    plural,
+    shares,
+    show_patch,
+)
 from pace.figures.sheet import MUTED, SMALL, Sheet, drawn
 from pace.images.preparation import PreprocessingLike
 from pace.observations import Observations
@@ -34,8 +45,8 @@ def concept_gallery(
     By default the `n_concepts` most used ones; concepts that hold nothing are counted below, not shown.
     """
     pictures, grid, use = pictures_of(images, preprocessing, observations), grid_of(observations), shares(model)
-    used = int((use > 0).sum()) - len(np.setdiff1d(model.empty_concepts_, np.flatnonzero(use == 0)))
-    wanted = chosen(concepts, use, max(1, min(n_concepts, used)))
+    used = in_use(model)
+    wanted = chosen(concepts, used[np.argsort(-use[used], kind="stable")[:n_concepts]], len(use))
     columns = min(2, len(wanted))
     lines = -(-len(wanted) // columns)
     label = label_width(wanted) + 8
@@ -48,8 +59,8 @@ def concept_gallery(
         sheet.write(x, y + 10, percent(float(use[k])), size=SMALL, color=MUTED)
         for tile, where in enumerate(nearest(model, observations, k, n_patches)):
             show_patch(sheet, pictures, where, grid, margin, x + label + tile * (_TILE + 3), y, _TILE)
-    more, empty = max(0, used - len(wanted)), len(use) - used
+    more, empty = len(np.setdiff1d(used, wanted)), len(use) - len(used)
     notes = [plural(len(wanted), "concept"), *([f"{more} more in use"] if more else [])]
-    notes += [f"{empty} unused"] if empty else []
+    notes += [f"{empty} of {len(use)} stayed empty"] if empty else []
     sheet.write(_MARGIN, sheet.height - _MARGIN - SMALL, " · ".join(notes), size=SMALL, color=MUTED)
     return sheet

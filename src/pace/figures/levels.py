@@ -20,6 +20,7 @@ from pace.figures.pieces import (
     faded,
     fitted,
     grid_of,
+    in_use,
     label_width,
     looks_like,
     names_of,
@@ -82,7 +83,9 @@ def three_levels(
     if not rows:
         raise ValueError("shown: expected at least one image; found none")
     explanation = model.explain(observations[rows])
-    wanted = chosen(concepts, _by_turns(explanation.theta), min(n_concepts, explanation.n_concepts))
+    used = in_use(model)
+    usual = used[np.argsort(-_by_turns(explanation.theta[:, used]), kind="stable")[:n_concepts]]
+    wanted = chosen(concepts, usual, explanation.n_concepts)
     tiles = [nearest(model, observations, k, n_patches) for k in wanted]
     looks = looks_like(
         np.array([np.mean([pictures.patch(*where, grid).mean((0, 1)) for where in own], 0) for own in tiles])

@@ -36,7 +36,8 @@ def concept_map(model: PACE) -> Figure:
     """The means μ_k in the plane that spreads them most, with ellipses of one standard deviation of Σ_k.
 
     The plane is that of the first two principal components of the means, weighted by use; the caption says how much of
-    their variance it shows. A disc's area is the concept's use. Concepts that hold nothing are small crosses.
+    their variance it shows. A disc's area is the concept's use. Concepts that hold nothing are small crosses,
+    and only counted where they lie beyond all others.
     """
     use = shares(model)
     empty = np.zeros(len(use), bool)
@@ -81,8 +82,9 @@ def concept_map(model: PACE) -> Figure:
             path_effects=[] if label.inside else [withStroke(linewidth=1.5, foreground="white")],
         )  # fmt: skip
     note = f"disc: mean μ, area by use (largest {percent(float(use.max()))}) · ellipse: one standard deviation"
-    if empty.any():
-        note += f" · ×: unused ({int(empty.sum())})"
+    near, far = int((empty & inside).sum()), int((empty & ~inside).sum())
+    note += f" · ×: empty ({near})" if near else ""
+    note += f" · {far} empty, off the map" if far else ""
     unnamed = len(used) - len(labels)
     second = f"first two principal components, {percent(explained)} of the variance of the means"
     second += f" · {plural(unnamed, 'small concept')} without number for want of room" if unnamed else ""

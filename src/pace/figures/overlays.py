@@ -43,7 +43,7 @@ def overlay(
     if len(pictures) != len(explanation):
         raise ValueError(f"images: expected the {len(explanation)} that were explained; found {len(pictures)}")
     pixels = pictures[image]
-    wanted = chosen(concepts, explanation.theta[image], min(n_concepts, explanation.n_concepts))
+    wanted = chosen(concepts, explanation.shown_concepts(image, n_concepts), explanation.n_concepts)
     low, high = (end[0] for end in explanation[image].interval(level))
     theta = explanation.theta[image]
 

@@ -23,6 +23,8 @@ from pace.patches import Images, Pictures, Pixels, patch_box
 
 Grid = tuple[int, int]
 
+_SEEN = 0.005  # share that is not written as 0.00
+
 
 class Bar(NamedTuple):
     """One row of a bar chart of θ."""
@@ -57,14 +59,18 @@ def shares(model: PACE) -> Array:
     return part
 
 
-def chosen(concepts: int | Sequence[int] | Array | None, ranking: Array, n: int) -> list[int]:
-    """The concepts asked for, or the n that rank highest."""
-    if concepts is None:
-        return [int(k) for k in np.argsort(-ranking, kind="stable")[:n]]
-    found = [int(k) for k in np.atleast_1d(concepts)]
-    wrong = [k for k in found if not 0 <= k < len(ranking)]
+def in_use(model: PACE) -> Array:
+    """The concepts that are not empty, in order; all, if all are."""
+    used: Array = np.setdiff1d(np.arange(len(model.means_)), model.empty_concepts_)
+    return used if len(used) else np.arange(len(model.means_))
+
+
+def chosen(concepts: int | Sequence[int] | Array | None, usual: Array, total: int) -> list[int]:
+    """The concepts asked for, of `total`, or the usual ones."""
+    found = [int(k) for k in np.atleast_1d(usual if concepts is None else concepts)]
+    wrong = [k for k in found if not 0 <= k < total]
     if wrong or not found:
-        raise ValueError(f"concepts: expected some of 0 to {len(ranking) - 1}; found {wrong or 'none'}")
+        raise ValueError(f"concepts: expected some of 0 to {total - 1}; found {wrong or 'none'}")
     return found
 
 
@@ -166,7 +172,10 @@ def show_patch(
 def theta_rows(
     explanation: Explanation, image: int, concepts: Sequence[int], looks: Sequence[Look], level: float, rest: bool
 ) -> list[Bar]:
-    """θ of some concepts of an image and, with `rest`, of all others together (sums of Dirichlet shares are Beta too)."""
+    """θ of some concepts of an image and, with `rest`, of all others together (sums of Dirichlet shares are Beta too).
+
+    Others are counted if the image shows them. Without any there is no such row, unless what little each has adds up.
+    """
     part = explanation[image]
     low, high = part.interval(level)
     rows = [
@@ -174,12 +183,13 @@ def theta_rows(
         for k, style in zip(concepts, looks, strict=True)
     ]
     others = np.setdiff1d(np.arange(explanation.n_concepts), concepts)
-    if rest and len(others):
+    shown = len(np.setdiff1d(part.shown_concepts(0), concepts))
+    if rest and len(others) and (shown or part.theta[0, others].sum() >= _SEEN):
         gamma = part.gamma.astype(np.float64)
         pooled = np.array([[gamma[0, others].sum(), gamma[0, list(concepts)].sum()]])
         summed = Explanation(pooled / pooled.sum(), pooled)
         low, high = summed.interval(level)
-        name = "1 other" if len(others) == 1 else f"{len(others)} others"
+        name = plural(shown, "other") if shown else "the rest"
         rows.append(Bar(name, float(summed.theta[0, 0]), float(low[0, 0]), float(high[0, 0]), Look(RULE, "")))
     return rows
 

@@ -23,7 +23,7 @@ def theta_bars(
     level: float = 0.9,
     titles: Sequence[str] | None = None,
 ) -> Figure:
-    """Concept shares θ of some images, by default the first six, each with its largest concepts or with those given.
+    """Concept shares θ of some images, by default the first six, each with the largest concepts it shows or with those given.
 
     `titles` name the images shown. A concept looks the same in every panel.
     """
@@ -31,8 +31,7 @@ def theta_bars(
     heads = [f"image {m}" for m in rows] if titles is None else list(titles)
     if len(heads) != len(rows):
         raise ValueError(f"titles: expected {len(rows)}, one for each image shown; found {len(heads)}")
-    n = min(n_concepts, explanation.n_concepts)
-    wanted = [chosen(concepts, explanation.theta[m], n) for m in rows]
+    wanted = [chosen(concepts, explanation.shown_concepts(m, n_concepts), explanation.n_concepts) for m in rows]
     looks: dict[int, Look] = {}
     for k in (k for own in wanted for k in own):
         looks.setdefault(k, look(len(looks)))

@@ -11,8 +11,10 @@ from functools import partial
 from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pace.images import PreprocessingLike
-from pace.patches import Images, Pictures
+from pace.patches import Images, Pictures, patch_box
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,6 +86,16 @@ def contact_sheet(pictures: Sequence[Image]) -> Sheet:
         tile = ImageOps.fit(picture, (TILE, TILE), Image.Resampling.LANCZOS)
         sheet.paste(tile, (index % columns * TILE, index // columns * TILE))
     return Sheet(_webp(sheet, quality=60), columns, rows)
+
+
+def mean_colour(pictures: Sequence[Image], patches: Sequence[tuple[int, int]], grid: tuple[int, int]) -> list[int]:
+    """Red, green and blue, 0 to 255, of some patches given as (picture, patch)."""
+    total = np.zeros(3)
+    for index, patch in patches:
+        picture = pictures[index]
+        box = patch_box(patch, grid, (picture.height, picture.width))
+        total += np.asarray(picture.crop((box.left, box.top, box.right, box.bottom)), np.float64).mean((0, 1))
+    return [round(value) for value in total / len(patches)]
 
 
 def _at_most(picture: Image, side: int) -> Image:

@@ -36,6 +36,12 @@ def in_use(shares: Array, tokens: int) -> Array:
     return shares * tokens >= 1
 
 
+def left_empty(model: PACE, used: Array) -> Array:
+    """Whether a concept held nothing when it was learned, and holds nothing here (K,): there is nothing to show of it."""
+    empty: Array = np.isin(np.arange(len(used)), model.empty_concepts_) & ~used
+    return empty
+
+
 def effective_number(shares: Array) -> float:
     """exp of the entropy: how many equally used concepts would be as diverse as these."""
     positive = shares[shares > 0]

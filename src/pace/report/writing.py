@@ -19,9 +19,11 @@ from pace.observations import Observations
 from pace.patches import Images
 from pace.report import packing, summary
 from pace.report.page import render
-from pace.report.pictures import MIME, contact_sheet, encode, read_pictures
+from pace.report.pictures import MIME, contact_sheet, encode, mean_colour, read_pictures
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from pace.metrics.scores import Score
 
 LIMIT = 19_000_000  # bytes of the whole file; a report stays under 20 MB
@@ -107,7 +109,7 @@ def write_report(
         "labels": _labels(images),
         "original": _view(shown, observations, classes),
         "perturbed": None if moved is None or perturbed is None else _view(moved, perturbed, classes),
-        **_concepts(model, observations, shown, _class_names(class_names, images, classes)),
+        **_concepts(model, observations, shown, pictures, _class_names(class_names, images, classes)),
         "selection": None if model.selection_ is None else _selection(model.selection_, len(model.means_)),
         "bounds": [[_number(term) for term in bound] for bound in model.lower_bounds_],
         "scores": None if scores is None else [_score(name, score) for name, score in scores.items()],
@@ -163,13 +165,22 @@ def _predictions(observations: Observations) -> list[list[tuple[int, float]]] | 
     return [[(int(n), round(float(row[n]), 4)) for n in top] for row, top in zip(predictions, best, strict=True)]
 
 
-def _concepts(model: PACE, observations: Observations, explanation: Explanation, names: list[str]) -> dict[str, Any]:
-    """Dataset level: the concepts in order of use, and the classes they speak for."""
+def _concepts(
+    model: PACE, observations: Observations, explanation: Explanation, pictures: Sequence[Image], names: list[str]
+) -> dict[str, Any]:
+    """Dataset level: the concepts in order of use, without empty ones, and the classes they speak for."""
     assert explanation.phi is not None
+    assert observations.grid is not None
     weights = summary.weights(_whole(observations.attention))
     shares = summary.use(explanation.phi, weights)
     used = summary.in_use(shares, len(observations) * observations.n_tokens)
-    near = summary.nearest(model, observations, _GALLERY)
+    empty = summary.left_empty(model, used)
+    found = summary.nearest(model, observations, _GALLERY)
+    # The patches nearest to an empty concept are as far from it as all others.
+    near = [
+        [] if empty[k] else list(zip(found.images[k].tolist(), found.patches[k].tolist(), strict=True))
+        for k in range(explanation.n_concepts)
+    ]
     neighbours = summary.neighbours(model.means_, used, _NEIGHBOURS)
     speaks = summary.evidence(model.label_head_)
     predicted = None if observations.predictions is None else _whole(observations.predictions).argmax(1)
@@ -181,19 +192,20 @@ def _concepts(model: PACE, observations: Observations, explanation: Explanation,
             {
                 "share": float(shares[k]),
                 "used": bool(used[k]),
-                "near": list(zip(near.images[k].tolist(), near.patches[k].tolist(), strict=True)),
-                "neighbours": neighbours[k],
+                "near": near[k],
+                "colour": mean_colour(pictures, near[k], observations.grid) if near[k] else None,
+                "neighbours": [] if empty[k] else neighbours[k],
             }
             for k in range(explanation.n_concepts)
         ],
-        "order": np.argsort(-shares, kind="stable").tolist(),
+        "order": [k for k in np.argsort(-shares, kind="stable").tolist() if not empty[k]],
         "effective": summary.effective_number(shares),
         "prefixWeight": float(weights[:, : observations.prefix_tokens].sum(1).mean()),
         "evidence": packing.signed(speaks),
         "classes": names,
         # The class that θ points to through η, whatever the transformer said.
         "pointed": (explanation.theta @ speaks).argmax(1).tolist() if speaks.shape[1] else None,
-        "classConcepts": [[[c.concept, c.strength, c.images] for c in found] for found in classes],
+        "classConcepts": [[[c.concept, c.strength, c.images] for c in strongest] for strongest in classes],
     }
 
 

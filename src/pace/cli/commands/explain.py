@@ -34,7 +34,7 @@ def explain(
     ctx: typer.Context,
     pictures: Annotated[list[str], typer.Argument(help="Image files, or folders of them.", show_default=False)],
     fit_run: options.FitRun = None,
-    top: Annotated[int, typer.Option(min=1, help="Concepts to print of each picture.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Concepts to print of each picture, at most.")] = 5,
     level: Annotated[float, typer.Option(help="Probability of the credible intervals.")] = 0.9,
     skip_unreadable: options.SkipUnreadable = False,
     moved: options.MovedModel = None,
@@ -105,7 +105,7 @@ def _findings(
                 "eta": None if spoken_for is None else round(float(evidence[k, spoken_for]), _DIGITS),
                 "examples": gallery[k][:_EXAMPLES],
             }
-            for k in explanation.top_concepts(number, top)
+            for k in explanation.shown_concepts(number, top)
         ]
         assert explanation.phi is not None
         patches = explanation.phi[number, explanation.prefix_tokens :]
@@ -141,7 +141,7 @@ def _write(
     if len(images) > _REPORTED:
         warnings.warn(f"the report shows the first {_REPORTED} of {len(images)} pictures", stacklevel=2)
     pictures, observed = images.subset(shown), seen[shown.start : shown.stop]
-    concepts = list(dict.fromkeys(int(k) for number in shown for k in explanation.top_concepts(number, top)))
+    concepts = list(dict.fromkeys(int(k) for number in shown for k in explanation.shown_concepts(number, top)))
     try:
         examples = fitted.examples(concepts, _EXAMPLES)
     except (ValueError, OSError) as error:
@@ -224,7 +224,9 @@ def _show(run: Run, fitted: Fitted, level: float) -> None:
         say()
     if len(found) > _PRINTED:
         say(f"and {len(found) - _PRINTED} more pictures")
-    say(f"by the concepts of {fitted.run.folder}")
+    total = len(fitted.concepts.means_)
+    used = total - len(fitted.concepts.empty_concepts_)
+    say(f"by the {used if used == total else f'{used} of {total}'} concepts in use of {fitted.run.folder}")
     files = run.record["results"]["files"]
     say(f"written to {run.folder}")
     say(run.file(files["report"]).resolve().as_uri())

@@ -1,13 +1,19 @@
 // Concepts: the gallery, ordered by use, and one concept.
 
+const MOST = 8; // images that hold a concept, on its page
+
+// Of those that are not empty; a concept may be in use and yet not be in these images.
 const usedConcepts = data.order.filter((k) => data.concepts[k].used);
 const unusedConcepts = data.order.filter((k) => !data.concepts[k].used);
+const emptyCount = CONCEPTS - data.order.length;
+const stayedEmpty = `${emptyCount} of ${plural(CONCEPTS, "concept")} stayed empty`;
 
 const conceptsView = {
   title: "Concepts",
   render(item) {
     const k = Number(item);
-    return item !== null && k in data.concepts ? oneConcept(k) : gallery();
+    if (item === null || !(k in data.concepts)) return gallery();
+    return data.order.includes(k) ? oneConcept(k) : emptyConcept(k);
   },
 };
 
@@ -21,15 +27,21 @@ function gallery() {
     unusedConcepts.length > 0 && h("details", { class: "fold" },
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
       note("Together with all their patches, each of these holds less than one patch of these images. The patches below are merely the nearest."),
-      h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))));
+      h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))),
+    emptyCount > 0 && note(`${stayedEmpty}: no patch was left for them when they were learned.`, data.selection && [" ", h("a", { href: "#/number" }, "How many there are"), "."]));
+}
+
+function emptyConcept(k) {
+  return h("div", { class: "page" },
+    h("nav", { class: "crumbs", "aria-label": "Concepts" }, h("a", { href: "#/concepts" }, "All concepts")),
+    h("header", { class: "lead" }, h("h1", {}, conceptName(k)), note(`This concept stayed empty: no patch was left for it when it was learned. ${stayedEmpty}.`)));
 }
 
 function oneConcept(k) {
   const { share, near, neighbours, used } = data.concepts[k];
   const position = data.order.indexOf(k);
   const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
-  const holders = Array.from({ length: IMAGES }, (_, m) => m).filter((m) => original.theta(m, k) >= 0.01)
-    .sort((a, b) => original.theta(b, k) - original.theta(a, k)).slice(0, 8);
+  const holders = holdersOf(k);
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Concepts" },
       h("a", { href: "#/concepts" }, "All concepts"),
@@ -38,7 +50,7 @@ function oneConcept(k) {
       h("h1", {}, conceptName(k)),
       h("p", { class: "facts" },
         h("span", {}, h("b", {}, percent(share)), " of these images"),
-        h("span", {}, h("b", {}, `#${position + 1}`), ` of ${CONCEPTS} by use`)),
+        used && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`)),
       !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are merely the nearest.")),
     h("section", { "aria-labelledby": "near" },
       h("h2", { id: "near" }, "Most typical patches"),
@@ -51,7 +63,8 @@ function oneConcept(k) {
     holders.length > 0 && h("section", { "aria-labelledby": "holders" },
       h("h2", { id: "holders" }, "Images that hold most of it"),
       note("Lit patches belong to the concept; the percentage is its share of the image (θ)."),
-      h("div", { class: "samples wide" }, holders.map((m) => imageCard(m, k)))),
+      h("div", { class: "samples wide" }, holders.slice(0, MOST).map((m) => imageCard(m, k))),
+      holders.length > MOST && h("a", { class: "button", href: link.image(holders[0], { overlay: k, concept: k }) }, `See all ${plural(holders.length, "image")}`)),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
       h("h2", { id: "neighbours" }, "Neighbours"),
       note("The concepts in use whose means lie nearest. Two that look the same may be one concept split in two."),

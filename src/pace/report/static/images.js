@@ -4,7 +4,7 @@ const TOP = 8; // concepts shown before "show all"
 
 const imagesView = {
   title: "Images",
-  state: { image: 0, patch: null, on: "original", overlay: null, class: null, q: "" },
+  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, q: "" },
 
   render(item, query) {
     if (!this.element) this.build();
@@ -29,13 +29,14 @@ const imagesView = {
       on: query.get("on") === "perturbed" && hasPerturbedPictures ? "perturbed" : "original",
       overlay: overlay === "all" ? "all" : whole(overlay, CONCEPTS),
       class: whole(query.get("class"), CLASSES),
+      concept: whole(query.get("concept"), CONCEPTS),
       q: query.get("q") ?? "",
     };
   },
 
   address() {
-    const { image, patch, on, overlay, class: n, q } = this.state;
-    return address("images", image, { patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, q });
+    const { image, patch, on, overlay, class: n, concept, q } = this.state;
+    return address("images", image, { patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, q });
   },
 
   /** Arrow keys held down would flood the history; the address follows when they rest. */
@@ -56,6 +57,7 @@ const imagesView = {
     this.subtitle = h("p", { class: "facts" });
     this.panel = h("section", { class: "card panel", "aria-label": "Patch" });
     this.overlays = h("div", { class: "segments", role: "group", "aria-label": "Overlay" });
+    this.grey = h("p", { class: "note", hidden: true }, "Grey patches belong to concepts that have fewer patches here.");
     this.detail = h("div", { class: "detail" });
     this.element = h("div", { class: "page images" },
       this.buildBrowser(),
@@ -65,6 +67,7 @@ const imagesView = {
           h("div", { class: "look" },
             h("div", { class: `pickers${hasPerturbedPictures ? " two" : ""}` }, this.pickers.map((picker) => picker.element)),
             this.overlays,
+            this.grey,
             h("p", { id: "picker-help", class: "note" }, "Point at a patch, tap it, or walk with the arrow keys; Escape lets go."),
             this.panel),
           this.detail)));
@@ -78,15 +81,22 @@ const imagesView = {
       type: "search", id: "image-search", placeholder: "Name or class", autocomplete: "off", spellcheck: "false",
       oninput: () => { this.set({ q: this.search.value }); this.filter(); },
     });
-    this.chosenClass = CLASSES > 0 && original.predictions && h("select", {
-      id: "image-class", onchange: () => { this.set({ class: this.chosenClass.value === "" ? null : Number(this.chosenClass.value) }); this.filter(); },
-    }, h("option", { value: "" }, "Every class"), predictedClasses().map(([n, count]) => h("option", { value: String(n) }, `${data.classes[n]} (${count})`)));
+    const choice = (name, every, options) => {
+      const select = h("select", { id: `image-${name}`, onchange: () => {
+        this.set({ [name]: select.value === "" ? null : Number(select.value) });
+        this.filter();
+      } }, h("option", { value: "" }, every), options.map(([value, text, count]) => h("option", { value: String(value) }, `${text} (${count})`)));
+      return select;
+    };
+    this.chosenClass = CLASSES > 0 && original.predictions && choice("class", "Every class", predictedClasses().map(([n, count]) => [n, data.classes[n], count]));
+    this.chosenConcept = choice("concept", "Every concept", data.order.map((k) => [k, conceptName(k), holdersOf(k).length]));
     this.count = h("p", { class: "quiet", role: "status" });
     this.list = h("ul", { class: "browser-list", "aria-label": "Images; move with the arrow keys", onkeydown: (event) => this.walkList(event) }, this.items);
     return h("aside", { class: "browser", "aria-label": "Choose an image" },
       h("div", { class: "filters" },
         h("label", { for: "image-search" }, "Search"), this.search,
-        this.chosenClass && [h("label", { for: "image-class" }, "Predicted as"), this.chosenClass]),
+        this.chosenClass && [h("label", { for: "image-class" }, "Predicted as"), this.chosenClass],
+        h("label", { for: "image-concept" }, "Holding"), this.chosenConcept),
       this.count, this.list);
   },
 
@@ -101,16 +111,17 @@ const imagesView = {
   // -- the list --------------------------------------------------------------------------------------------------
 
   filter() {
-    const { q, class: n } = this.state;
+    const { q, class: n, concept: k } = this.state;
     const words = q.toLowerCase().split(/\s+/).filter(Boolean);
     this.matching = [];
     this.items.forEach((item, m) => {
-      const fits = (n === null || predictedClass(m) === n) && words.every((word) => haystack(m).includes(word));
+      const fits = (n === null || predictedClass(m) === n) && (k === null || original.theta(m, k) >= HELD) && words.every((word) => haystack(m).includes(word));
       item.hidden = !fits;
       if (fits) this.matching.push(m);
     });
     if (this.search.value !== q) this.search.value = q;
     if (this.chosenClass) this.chosenClass.value = n === null ? "" : String(n);
+    this.chosenConcept.value = k === null ? "" : String(k);
     this.count.textContent = this.matching.length === IMAGES ? plural(IMAGES, "image") : `${this.matching.length} of ${plural(IMAGES, "image")}`;
     this.markItem();
   },
@@ -172,9 +183,17 @@ const imagesView = {
     document.title = `${data.names[m]} · ${data.title}`;
   },
 
-  /** The concepts of this image worth a colour of their own. */
+  /** The concepts with a colour of their own: the same in every image if there are few, else those with most patches here. */
   coloured() {
-    return original.ranked(this.state.image).slice(0, REGION_COLOURS.length);
+    if (data.order.length <= REGION_COLOURS.length) return data.order;
+    const held = new Map();
+    for (const { view } of this.pickers) {
+      for (let patch = 0; patch < PATCHES; patch++) {
+        const [[k]] = view.patch(this.state.image, patch);
+        held.set(k, (held.get(k) ?? 0) + 1);
+      }
+    }
+    return [...held].sort(([a, more], [b, fewer]) => fewer - more || a - b).slice(0, REGION_COLOURS.length).map(([k]) => k);
   },
 
   showOverlay() {
@@ -186,7 +205,9 @@ const imagesView = {
     this.overlays.replaceChildren(option(null, "Picture"), option("all", "All concepts"),
       ...(typeof overlay === "number" ? [option(overlay, conceptName(overlay))] : []));
     if (focused >= 0) this.overlays.children[Math.min(focused, this.overlays.children.length - 1)].focus();
-    this.pickers.forEach((picker) => picker.overlay(overlay, this.coloured()));
+    this.colours = coloursFor(overlay === "all" ? this.coloured() : []);
+    this.pickers.forEach((picker) => picker.overlay(overlay, this.colours));
+    this.grey.hidden = !this.pickers.some((picker) => picker.isPartlyGrey);
     this.showDetail();
   },
 
@@ -258,18 +279,16 @@ const imagesView = {
     const largest = new Set([...used].sort((a, b) => larger(b) - larger(a)).slice(0, this.showAll ? CONCEPTS : TOP));
     const rows = used.filter((k) => largest.has(k));
     const reach = Math.max(...rows.map((k) => Math.max(original.high(m, k), perturbed ? perturbed.high(m, k) : 0)));
-    const colours = this.state.overlay === "all" ? this.coloured() : [];
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
       note(`Share of each concept (θ), where patches that the transformer looks at more count more. The thin line is where it lies with ${LEVEL} probability`,
         perturbed ? "; the striped bar is the same for the perturbed image" : "",
         ". Press a concept's picture to light it on the image."),
       h("ul", { class: "rows theta" }, rows.map((k) => {
-        const rank = colours.indexOf(k);
         const lit = this.state.overlay === k;
         return h("li", {},
           h("button", { type: "button", class: "toggle", "data-toggle": String(k), "aria-pressed": String(lit), "aria-label": `Light ${conceptName(k)} on the image`, onclick: () => this.toggle(k) }, face(k, true)),
-          h("span", { class: "who" }, rank >= 0 && h("span", { class: "swatch", "aria-hidden": "true", style: { background: REGION_COLOURS[rank] } }),
+          h("span", { class: "who" }, this.colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: this.colours.get(k) } }),
             h("a", { href: link.concept(k) }, conceptName(k))),
           h("small", {}, interval(original, m, k), perturbed && ` · perturbed ${percent(perturbed.theta(m, k), 0)}`),
           h("span", { class: "figure" }, percent(original.theta(m, k), 0)),

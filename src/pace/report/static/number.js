@@ -9,15 +9,18 @@ const numberView = {
   render() {
     const { images, concepts, evidence: worth, moves, numbers } = data.selection;
     const merges = moves.filter((kind) => kind === "merge").length, splits = moves.filter((kind) => kind === "split").length;
+    const pruned = worth.length < concepts;
     return h("div", { class: "page" },
       h("header", { class: "lead" }, h("h1", {}, plural(worth.length, "concept was", "concepts were"), " found"),
-        note(worth.length < concepts ? `${concepts} were asked for; the others stay empty. ` : "Nobody said how many there are. ", "The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
-          `it is best with this one. ${plural(images, "image was", "images were")} looked at. From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.`,
-          worth.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.")),
+        note(pruned ? `${concepts} were asked for; the others stay empty. ` : "Nobody said how many there are. ", "The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
+          `it is best with this one. ${plural(images, "image was", "images were")} looked at. `,
+          merges + splits > 0 ? `From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.` : "It was the first guess, and no merge or split raised the bound.",
+          worth.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.",
+          data.order.length !== worth.length && ` Learning went on from these, and now ${plural(data.order.length, "concept holds", "concepts hold")} patches.`)),
       h("section", { class: "card warning", "aria-labelledby": "sure" },
         h("h2", { id: "sure" }, "Far too sure of itself"),
         h("p", {}, "The bound takes patches for independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much: the probabilities are worth little, and the number may be too large. ",
-          "Trust it if another seed finds the same number and the weakest concepts below mean something to you; otherwise set the number by hand.")),
+          "Trust it if another seed finds the same number and the weakest concepts below mean something to you; otherwise ", pruned ? "use all that you ask for (prune=False, or --no-prune)." : "set the number by hand.")),
       byNumber(), byEvidence(worth));
   },
 };

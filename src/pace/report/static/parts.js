@@ -63,8 +63,8 @@ function crop(m, patch, span = SPAN, eager = false) {
 
 /** The patch nearest to a concept's mean, as the concept's face. */
 function face(k, eager = false) {
-  const [m, patch] = data.concepts[k].near[0];
-  return h("span", { class: "face", "aria-hidden": "true" }, crop(m, patch, 3, eager));
+  const [nearest] = data.concepts[k].near;
+  return h("span", { class: "face", "aria-hidden": "true" }, nearest && crop(...nearest, 3, eager));
 }
 
 /** A picture of the contact sheet, which is decoded once for all of them. */
@@ -113,6 +113,14 @@ function lit(m, k) {
   const box = h("span", { class: "context", style: { "aspect-ratio": pictureShape } }, picture(m), canvas);
   onSight(canvas, () => spotlight(canvas, original.map(m, k)));
   return box;
+}
+
+const HELD = 0.01; // share of an image below which it does not hold a concept
+
+/** The images that hold a concept, those with most of it first. */
+function holdersOf(k) {
+  return Array.from({ length: IMAGES }, (_, m) => m).filter((m) => original.theta(m, k) >= HELD)
+    .sort((a, b) => original.theta(b, k) - original.theta(a, k));
 }
 
 function classChip(n) {

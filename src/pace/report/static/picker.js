@@ -1,6 +1,25 @@
 // An image whose patches can be hovered, tapped, or walked with the arrow keys, with concepts laid over it.
 
-const REGION_COLOURS = ["#e69f00", "#56b4e9", "#2bb38a", "#e8dc3c", "#d68ab8", "#e2683c"];
+const REGION_COLOURS = ["#e69f00", "#56b4e9", "#2bb38a", "#e8dc3c", "#d68ab8", "#e2683c", "#8f7ae6", "#1c2e4a"];
+
+/** Hue before brightness: dark green is green. */
+function tone(rgb) {
+  const brightness = (rgb[0] + rgb[1] + rgb[2]) / 3;
+  return [...rgb.map((value) => value - brightness), 0.8 * brightness];
+}
+const REGION_TONES = REGION_COLOURS.map((colour) => tone([1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16))));
+
+/** A colour for each of a few concepts, the first to choose first: as near as can be to that of its patches, so that yellow ones are not painted pink. */
+function coloursFor(concepts) {
+  const free = new Set(REGION_COLOURS.keys());
+  return new Map(concepts.map((k) => {
+    const own = tone(data.concepts[k].colour ?? [128, 128, 128]);
+    const distance = (index) => Math.hypot(...REGION_TONES[index].map((value, i) => value - own[i]));
+    const nearest = [...free].reduce((best, index) => (distance(index) < distance(best) ? index : best));
+    free.delete(nearest);
+    return [k, REGION_COLOURS[nearest]];
+  }));
+}
 
 class Picker {
   /** `onHover(view, patch or null)` and `onPick(view, patch or null)` tell where the pointer or the keys are. */
@@ -42,34 +61,36 @@ class Picker {
     set("height", 100 / ROWS);
   }
 
-  /** Lay a concept over the image, "all" for a map of `concepts`, or nothing. */
-  overlay(what, concepts) {
+  /** Lay a concept over the image, "all" for a map of the concepts that have `colours`, or nothing. */
+  overlay(what, colours) {
     this.canvas.hidden = what === null;
     this.image.classList.toggle("grey", what === "all"); // the colours laid over it must not mix with its own
     this.labels.replaceChildren();
+    this.isPartlyGrey = false;
     if (what === null) return;
-    if (what === "all") this.regions(concepts);
+    if (what === "all") this.regions(colours);
     else spotlight(this.canvas, this.view.map(this.m, what));
   }
 
   /** Every patch in the colour of its strongest concept; a number says which, so colour is not needed. */
-  regions(concepts) {
-    const members = concepts.map(() => []);
+  regions(colours) {
+    const members = new Map();
     paint(this.canvas, (patch) => {
-      const [strongest] = this.view.patch(this.m, patch);
-      const rank = strongest ? concepts.indexOf(strongest[0]) : -1;
-      if (rank < 0) return "rgb(128 128 128 / 65%)";
-      members[rank].push(patch);
-      return `${REGION_COLOURS[rank]}88`;
+      const [[k]] = this.view.patch(this.m, patch);
+      if (!colours.has(k)) {
+        this.isPartlyGrey = true;
+        return "rgb(128 128 128 / 65%)";
+      }
+      members.set(k, [...(members.get(k) ?? []), patch]);
+      return `${colours.get(k)}99`;
     });
     const taken = [];
-    members.forEach((patches, rank) => {
-      if (!patches.length) return;
+    members.forEach((patches, k) => {
       const centre = labelPlace(new Set(patches), taken);
       taken.push(centre);
       this.labels.append(h("span", { style: {
         left: `${(100 * ((centre % COLUMNS) + 0.5)) / COLUMNS}%`, top: `${(100 * (Math.floor(centre / COLUMNS) + 0.5)) / ROWS}%`,
-      } }, String(concepts[rank])));
+      } }, String(k)));
     });
   }
 

@@ -47,7 +47,7 @@ function verdict() {
 function scoreSections() {
   if (!data.scores) {
     return h("section", { class: "card" }, h("h2", {}, "Not scored"),
-      note("This report was made without scores, so nothing here says how far to trust it. Pass scores=pace.metrics.evaluate(…) when writing it."));
+      note("This report was made without scores, so nothing here says how far to trust it. Run pace evaluate before pace report, or pass scores=pace.metrics.evaluate(…) to write_report."));
   }
   const left = new Map(data.scores.map((score) => [score.name, score]));
   const take = (name) => { const score = left.get(name); left.delete(name); return score; };
@@ -83,7 +83,7 @@ function facts() {
   return h("section", { class: "card", "aria-labelledby": "facts" },
     h("h2", { id: "facts" }, "Counted on this page"),
     h("div", { class: "pairs" },
-      fact(`${usedConcepts.length} of ${CONCEPTS}`, "concepts hold at least one patch of these images."),
+      fact(`${usedConcepts.length} of ${CONCEPTS}`, ["concepts hold at least one patch of these images.", emptyCount > 0 && ` ${stayedEmpty} when they were learned.`]),
       fact(figure(data.effective), "equally used concepts would be as varied as these. If that is far fewer than are in use, a handful does most of the work."),
       data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight lies on the summary token (CLS), which is no patch. If that is nearly all, patches hardly count."),
       data.pointed && original.predictions && fact(percent(data.pointed.filter((n, m) => n === predictedClass(m)).length / IMAGES, 0),
