@@ -84,10 +84,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     negatives : int
         Images in a group; in L_s the others of its group are an image's negatives.
     refine : int or "auto"
-        Steps of 64 to 192 images, after EM, in which faithfulness and stability shape the concepts themselves (docs/refining.md).
-        Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 where all of these are
-        there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0, too, where the
-        prediction follows from the concepts already: refining would move them off what the data show, for little.
+        Steps of 64 to 192 images, after EM, in which faithfulness and stability shape the concepts themselves
+        (docs/refining.md). Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000
+        where all of these are there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0,
+        too, where the prediction follows from the concepts already: refining would move them off what the data show.
         Where a fit is to be refined, EM learns from the images as they are, and perturbed views come in after it.
     faithfulness_weight, stability_weight : float
         What these count for then, in dimensions of a patch.

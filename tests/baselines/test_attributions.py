@@ -10,7 +10,7 @@ import torch
 from toys import GRID, Toy, linear, read_by_all, read_by_cls
 
 from pace import Observations
-from pace.baselines import AGI, LIME, SHAP, Saliency
+from pace.baselines import AGI, LIME, SHAP, Saliency, SplitObservations
 from pace.baselines.regression import lasso, least_squares_map
 from pace.baselines.shap import draw_coalitions
 
@@ -61,6 +61,24 @@ def test_shap_of_a_linear_model_is_exact_by_either_estimator(line, options):
 def test_lime_of_a_linear_model_comes_to_the_same_with_no_penalty(line):
     found = LIME(samples=200, alpha=0.0).fit(line.toy, line.train).explain(line.test)
     np.testing.assert_allclose(found.theta, line.shapley, rtol=1e-3, atol=1e-3)
+
+
+def test_registers_stay_as_they_are_and_get_no_part():
+    toy, weights = linear(d=6, classes=3, tokens=9)
+    toy.prefix = 3
+    generator = torch.Generator().manual_seed(0)
+
+    def views(images):
+        tokens = torch.randn(images, 9, 6, generator=generator)
+        whole = Observations(tokens, torch.ones(images, 9), toy.h(tokens).softmax(1), grid=GRID, prefix_tokens=3)
+        return SplitObservations.of(whole, 1)
+
+    train, test = views(20), views(5)
+    own = weights[test.predictions.argmax(1)][:, [0, *range(3, 9)]]
+    shapley = (own * (test.embeddings - train.embeddings.mean(0))).sum(1)
+    np.testing.assert_allclose(Saliency().fit(toy, train).explain(test).theta, own.abs().mean(1), rtol=1e-5)
+    for method in (SHAP(samples=2), SHAP("kernel", samples=40), LIME(samples=200, alpha=0.0)):
+        np.testing.assert_allclose(method.fit(toy, train).explain(test).theta, shapley, rtol=1e-3, atol=2e-3)
 
 
 def test_limes_penalty_makes_zeros(line):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace import Backbone, Explanation, Observations
-from pace.baselines import EXPLAINERS, EveryToken, TrueColors, explainer
+from pace.baselines import EXPLAINERS, EveryToken, TrueColors, explainer, reads_uncounted
 from pace.extract import observe
 
 SMALL = {
@@ -280,21 +280,61 @@ def test_registers_are_no_hindrance_on_the_last_layer(name):
     assert np.isfinite(found.theta).all()
 
 
-def test_registers_of_an_inner_layer_are_asked_for_and_can_be_had():
-    backbone = Backbone(vit(registers=2), layer=1)
-    with pytest.raises(ValueError, match="reads 2 tokens"):
-        explainer("saliency").fit(backbone, backbone.observe(pixels(0)))
-    whole = EveryToken(backbone)
-    train, plain = observe(whole, pixels(0)), backbone.observe(pixels(0))
-    assert train.prefix_tokens == 3
-    torch.testing.assert_close(train.embeddings[:, [0, *range(3, 19)]], plain.embeddings)
-    torch.testing.assert_close(train.attention[:, [0, *range(3, 19)]], plain.attention)
-    assert not train.attention[:, 1:3].any()
-    method = explainer("saliency").fit(whole, train)
-    (part,) = method.head_.parts(train, IMAGES)
-    with torch.no_grad():
-        torch.testing.assert_close(method.head_(part.tokens).softmax(1), train.predictions)
-    assert method.explain(train).phi[:, 1:3].any()
+@pytest.fixture(scope="module")
+def registered():
+    """A backbone at an inner layer whose h reads four registers, and two sets of observations with these beside them."""
+    backbone = Backbone(vit(registers=4), layer=1)
+    return backbone, *(EveryToken(backbone).observe(pixels(seed)) for seed in (0, 1))
+
+
+def test_registers_of_an_inner_layer_are_asked_for(registered):
+    backbone, train, _ = registered
+    plain = backbone.observe(pixels(0))
+    with pytest.raises(ValueError, match="reads 4 tokens"):
+        explainer("saliency").fit(backbone, plain)
+    assert reads_uncounted(backbone)
+    assert not reads_uncounted(Backbone(vit(registers=4)))
+    for name in ("embeddings", "attention", "predictions"):
+        torch.testing.assert_close(getattr(train, name), getattr(plain, name))
+    assert (train.grid, train.prefix_tokens, train.rest.shape) == (plain.grid, 1, (IMAGES, 4, 16))
+    whole = observe(EveryToken(backbone), pixels(0))
+    torch.testing.assert_close(train.rest, whole.embeddings[:, 1:5])
+    assert not whole.attention[:, 1:5].any()
+
+
+@pytest.mark.parametrize("name", EXPLAINERS)
+def test_registers_of_an_inner_layer_are_part_of_the_model_and_not_of_the_explanation(name, registered):
+    backbone, train, test = registered
+    method = explainer(name, **SMALL[name]).fit(backbone, train)
+    found = method.explain(test, seed=1)
+    assert np.isfinite(found.theta).all()
+    if found.phi is not None:
+        assert found.phi.shape[:2] == (IMAGES, 17)
+        assert found.patch_map(0, 0).shape == test.grid
+    if hasattr(method, "head_"):
+        (part,) = method.head_.parts(test, IMAGES)
+        with torch.no_grad():
+            torch.testing.assert_close(part.logits(part.tokens).softmax(1), test.predictions)
+        turned = copy.copy(test)
+        object.__setattr__(turned, "rest", test.rest.flip(0))
+        same = np.array_equal(method.explain(turned, seed=1).theta, found.theta)
+        assert same == (name in ("craft", "craft-per-class"))  # which ask the model for importance alone
+
+
+@pytest.mark.parametrize("name", ["saliency", "shap", "lime", "agi", "craft-sobol"])
+def test_observations_on_disk_serve_where_registers_are_read(name, registered, tmp_path):
+    backbone, train, test = registered
+    stored = EveryToken(backbone).observe(pixels(1), store=tmp_path / "stored")
+    method = explainer(name, **SMALL[name]).fit(backbone, train)
+    expected = method.explain(test, seed=1)
+    scale = np.abs(expected.theta).max()
+    np.testing.assert_allclose(method.explain(stored, seed=1).theta, expected.theta, atol=0.02 * scale)  # float16
+    some = method.explain(stored[[3, 1]], seed=1) if name in ("saliency", "agi") else None
+    if some is not None:
+        np.testing.assert_allclose(some.theta, expected.theta[[3, 1]], atol=0.02 * scale)
+    one = stored[2]
+    assert (one.embeddings.shape, one.rest.shape, one.attention.shape) == ((1, 17, 16), (1, 4, 16), (1, 17))
+    torch.testing.assert_close(torch.from_numpy(stored.rest[2]).float(), test.rest[2], rtol=1e-2, atol=1e-2)
 
 
 def test_importing_the_baselines_brings_in_no_optional_library():

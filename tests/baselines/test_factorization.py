@@ -4,7 +4,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from pace.baselines import factorization
-from pace.baselines.factorization import coefficients, k_means, nmf, semi_nmf, unit
+from pace.baselines.factorization import coefficients, k_means, nearest, nmf, semi_nmf, unit
 
 
 def planted(k: int, d: int, n: int, signed: bool = False, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +47,9 @@ def test_coefficients_of_several_dictionaries_are_those_of_each():
 
 def test_nmf_finds_planted_factors():
     patches, rows = planted(5, 20, 400)
-    found = nmf(patches, 5, seed=0)
+    amounts, found = nmf(patches, 5, seed=0)
+    assert (amounts >= 0).all()
+    assert float((patches - amounts @ found).norm() / patches.norm()) < 0.05
     assert (found >= 0).all()
     assert matched(found, rows).min() > 0.97
     torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
@@ -59,7 +61,7 @@ def test_nmf_is_as_close_as_scikit_learns():
     patches = torch.rand(300, 24, generator=torch.Generator().manual_seed(0)).square()
     reference = NMF(8, init="nndsvda", max_iter=2000, random_state=0).fit(patches.numpy())
     theirs = error(patches, unit(torch.from_numpy(reference.components_.astype(np.float32))))
-    assert error(patches, nmf(patches, 8, seed=0)) < 1.02 * theirs
+    assert error(patches, nmf(patches, 8, seed=0)[1]) < 1.02 * theirs
 
 
 def test_nmf_never_gets_worse_with_more_steps(monkeypatch):
@@ -67,19 +69,19 @@ def test_nmf_never_gets_worse_with_more_steps(monkeypatch):
     errors = []
     for steps in (1, 3, 10, 30, 100):
         monkeypatch.setattr(factorization, "_NMF_STEPS", steps)
-        errors.append(error(patches, nmf(patches, 5, seed=1)))
+        errors.append(error(patches, nmf(patches, 5, seed=1)[1]))
     assert errors == sorted(errors, reverse=True)
 
 
 def test_nmf_of_several_sets_is_that_of_each():
     sets = torch.stack([planted(3, 10, 60, seed=seed)[0] for seed in (1, 2)])
-    for both, one in zip(nmf(sets, 3, seed=0), sets, strict=True):
-        torch.testing.assert_close(both, nmf(one, 3, seed=0), rtol=1e-3, atol=1e-4)
+    for both, one in zip(nmf(sets, 3, seed=0)[1], sets, strict=True):
+        torch.testing.assert_close(both, nmf(one, 3, seed=0)[1], rtol=1e-3, atol=1e-4)
 
 
 def test_nmf_of_nothing_is_finite():
-    assert torch.isfinite(nmf(torch.zeros(10, 4), 3, seed=0)).all()
-    assert torch.isfinite(nmf(torch.rand(2, 4), 3, seed=0)).all()  # fewer patches than factors
+    assert torch.isfinite(nmf(torch.zeros(10, 4), 3, seed=0)[1]).all()
+    assert torch.isfinite(nmf(torch.rand(2, 4), 3, seed=0)[1]).all()  # fewer patches than factors
 
 
 def test_semi_nmf_finds_planted_factors_of_either_sign():
@@ -87,6 +89,28 @@ def test_semi_nmf_finds_planted_factors_of_either_sign():
     found = semi_nmf(patches, 5, seed=0)
     assert (found < 0).any()
     assert matched(found, rows).min() > 0.95
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_how_many_patches_are_taken_at_a_time_changes_nothing(rows, monkeypatch):
+    patches, dictionary = planted(4, 10, 60)
+    sets = patches.unflatten(0, (3, 20))
+    dictionaries = torch.stack([planted(4, 10, 1, seed=seed)[1] for seed in (1, 2, 3)])
+
+    def everything():
+        fitted = [k_means(patches, 5, 0), *nmf(patches, 4, 0), *nmf(sets, 2, 0), semi_nmf(patches, 4, 0)]
+        return [*fitted, coefficients(sets, dictionary), coefficients(sets, dictionaries), nearest(patches, dictionary)]
+
+    whole = everything()
+    monkeypatch.setattr(factorization, "_ROWS_A_THREAD", rows)
+    for cut, expected in zip(everything(), whole, strict=True):
+        torch.testing.assert_close(cut, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_nearest_centre_is_found_however_far_the_origin_is():
+    patches, centres = (torch.randn(size, 8, generator=torch.Generator().manual_seed(size)) for size in (50, 6))
+    expected = torch.cdist(patches.double(), centres.double()).argmin(1)
+    assert nearest(patches + 1e3, centres + 1e3).tolist() == expected.tolist()
 
 
 def test_k_means_finds_planted_centres():
@@ -100,7 +124,9 @@ def test_k_means_finds_planted_centres():
     assert distances[linear_sum_assignment(distances)].max() < 1.0
 
 
-@pytest.mark.parametrize("learn", [k_means, nmf, semi_nmf])
+@pytest.mark.parametrize(
+    "learn", [k_means, lambda *given: nmf(*given)[1], semi_nmf], ids=["k-means", "nmf", "semi-nmf"]
+)
 def test_the_seed_decides(learn):
     patches, _ = planted(4, 10, 100)
     first, again, other = (learn(patches, 7, seed) for seed in (0, 0, 1))

@@ -6,6 +6,7 @@ import torch
 from toys import GRID, Toy, linear, read_by_all, read_by_cls
 
 from pace import Observations
+from pace.baselines import SplitObservations
 from pace.baselines.head import Head
 
 
@@ -41,7 +42,8 @@ def test_registers_that_are_not_read_may_be_missing():
 def test_registers_that_are_read_may_not():
     toy = with_registers(read=True)
     with pytest.raises(
-        ValueError, match=r"reads 2 tokens of this layer that the observations leave out .* all 9 with EveryToken"
+        ValueError,
+        match=r"reads 2 tokens of this layer that the observations leave out .* EveryToken\(backbone\)\.observe",
     ):
         Head(toy, toy.observe(3, 0))
 
@@ -54,6 +56,32 @@ def test_observations_of_all_tokens_serve_where_registers_are_read():
     assert head.reads.tolist() == [0, 1, 2]
     (part,) = head.parts(observations, 3)
     torch.testing.assert_close(head(part.tokens), toy.h(tokens))
+
+
+@pytest.mark.parametrize("counted", [1, 0])
+def test_what_does_not_count_goes_through_the_model_beside_what_does(counted):
+    toy, weights = linear(4, 3, 9)
+    tokens = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(0))
+    whole = Observations(tokens, torch.ones(3, 9), toy.h(tokens).softmax(1), grid=GRID, prefix_tokens=3)
+    observations = SplitObservations.of(whole, counted)
+    toy.prefix = 3
+    head = Head(toy, observations)
+    assert head.reads.tolist() == list(range(6 + counted))
+    (part,) = head.parts(observations, 3)
+    torch.testing.assert_close(part.tokens, tokens[:, [*range(counted), *range(3, 9)]])
+    torch.testing.assert_close(part.logits(part.tokens), toy.h(tokens))
+    # Two variants of every image: each goes with its own image's rest.
+    changed = torch.stack([part.tokens, part.tokens + 1], 1)
+    more = torch.stack([tokens, tokens + 1], 1)
+    more[:, 1, counted:3] = tokens[:, counted:3]
+    torch.testing.assert_close(part.logits(changed.flatten(0, 1)), toy.h(more.flatten(0, 1)))
+    torch.testing.assert_close(part.gradient(part.tokens), weights[part.targets][:, [*range(counted), *range(3, 9)]])
+    with pytest.raises(ValueError, match=f"reads {3 - counted} tokens"):
+        list(
+            head.parts(
+                Observations(observations.embeddings, torch.ones(3, 6 + counted), grid=GRID, prefix_tokens=counted), 3
+            )
+        )
 
 
 def test_a_missing_cls_is_an_error_where_it_is_read():
@@ -108,4 +136,4 @@ def test_a_linear_heads_gradient_is_its_weight():
     observations = toy.observe(5, 0)
     head = Head(toy, observations)
     (part,) = head.parts(observations, 5)
-    torch.testing.assert_close(head.gradient(part.tokens, part.targets), weights[part.targets])
+    torch.testing.assert_close(part.gradient(part.tokens), weights[part.targets])

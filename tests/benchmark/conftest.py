@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,23 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_file(timm.create_model("test_vit", img_size=32, num_classes=0).state_dict(), path)
     return path
+
+
+@pytest.fixture(scope="session")
+def with_registers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A tiny ViT of CLS, four registers and patches, as DINOv2's are: weights, option and name of its architecture."""
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+    from timm.models import register_model
+
+    @register_model
+    def tiny_with_registers(**options: Any) -> torch.nn.Module:
+        return timm.create_model("test_vit", reg_tokens=4, no_embed_class=True, **options)
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("registers") / "tiny.safetensors"
+    save_file(timm.create_model("tiny_with_registers", img_size=32, num_classes=0).state_dict(), path)
+    return path, "--architecture", "tiny_with_registers"
 
 
 @pytest.fixture

@@ -44,6 +44,18 @@ def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
     assert [row["method"]["label"] for row in shown["results"]["rows"]] == ["majority", "kmeans", "two"]
 
 
+def test_an_inner_block_of_a_model_with_registers_is_explained_by_every_method(with_registers, tiny, tmp_path, capsys):
+    tiny[1:4] = with_registers
+    methods = "pace,saliency,shap,lime,agi,craft,semi-nmf"
+    few = ["--repeats-shap", 2, "--repeats-lime", 2, "--set", "lime.samples=20", "--set", "craft.designs=4"]
+    few += ["--set", "pace.max_iter=2", "--set", "pace.n_init=1", "--layer", -2]
+    assert pace(capsys, *tiny, "--methods", methods, *few, "--out", "found")[0] == 0
+    found = json.loads((tmp_path / "found" / "results.json").read_text())
+    assert {row["method"]["label"]: row["failed"] for row in found["rows"]} == dict.fromkeys(methods.split(","))
+    assert found["about"]["color"]["tokens"] == 5  # CLS and four patches: registers are no tokens of the explanation
+    assert "color: agi, done before" in pace(capsys, *tiny, "--methods", methods, *few, "--out", "found")[2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,12 +1,14 @@
 """The whole way, small: stopped, resumed, failing, and from the official layout of Cars."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pace.benchmark import Recipe, Results, Scoring, run, running
+from pace.benchmark import Recipe, Results, Scoring, cache, run, running, views
+from pace.benchmark.cache import source_digest
 from pace.benchmark.data import open_dataset
 
 METHODS = ["pace", "saliency", "kmeans"]
@@ -106,6 +108,55 @@ def test_a_finished_run_does_nothing_again_but_what_changed(whole, recipe, monke
     assert asked == ["kmeans"]
 
 
+@pytest.mark.parametrize("stage", ["observations", "methods"])
+def test_edited_code_invalidates_what_rests_on_it_and_never_the_model(whole, tmp_path, recipe, monkeypatch, stage):
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    before = {file.name for file in (folder / "color").iterdir()}
+    code_of = cache.code_of
+    for module in (running, views):
+        monkeypatch.setattr(module, "code_of", lambda name: "edited" if name == stage else code_of(name))
+    results = small(folder, recipe)
+    new = {file.name for file in (folder / "color").iterdir()} - before
+    assert not any(stage.cached for stage in results.stages if stage.name in METHODS)
+    assert {name.partition("-")[0] for name in new} == {
+        *METHODS,
+        *(["observations"] if stage == "observations" else []),
+    }
+    assert scores_of(results) == scores_of(whole[1])
+
+
+def test_the_code_is_known_by_names_and_contents(tmp_path):
+    for name in ("model/one.py", "images/two.py", "cli/three.py", "model/data.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    def digests():
+        return [
+            source_digest(tmp_path),
+            source_digest(tmp_path, only=("images", "model/one.py")),
+            source_digest(tmp_path, without=("cli",)),
+        ]
+
+    def changed(edit):
+        before = digests()
+        edit()
+        return [old != new for old, new in zip(before, digests(), strict=True)]
+
+    assert changed(lambda: None) == [False, False, False]
+    assert changed(lambda: (tmp_path / "model/one.py").write_text("edited")) == [True, True, True]
+    assert changed(lambda: (tmp_path / "cli/three.py").write_text("edited")) == [True, False, False]
+    assert changed(lambda: (tmp_path / "model/one.py").rename(tmp_path / "model/four.py")) == [True, True, True]
+    assert changed(lambda: (tmp_path / "model/four.py").write_text("again")) == [True, False, True]
+    assert changed(lambda: (tmp_path / "model/data.json").write_text("edited")) == [False, False, False]
+
+
+def test_every_part_of_the_code_that_is_named_is_there():
+    for name in (*cache._SEEING, *cache._SHOWING):
+        assert (cache._PACKAGE / name).exists(), name
+    assert cache.code_of("observations") != cache.code_of("methods")
+
+
 def test_a_method_that_fails_is_a_row_and_is_tried_again(whole, recipe):
     folder, _ = whole
     results = small(folder, recipe, ["kmeans", "gmm"], options={"gmm": {"n_concepts": 10**6}})
@@ -145,6 +196,15 @@ def test_the_layer_is_the_last_and_of_the_shipped_vit_the_demos(whole, tmp_path)
     assert about["layer"] == about["attention_layer"] == 5
     about = small(tmp_path, None, ["majority"], limit=4, options={}).about["color"]["backbone"]
     assert about["layer"] == about["attention_layer"] == LAYER
+
+
+def test_cls_can_be_left_out(tmp_path):
+    shipped = Recipe(count_cls=False)
+    results = small(tmp_path, shipped, ["kmeans"], options={})
+    about = results.about["color"]
+    assert about["backbone"]["count_cls"] is False
+    assert about["tokens"] == 196
+    assert results.rows[0].value("cls_weight") == 0
 
 
 def test_a_dataset_without_a_model_fails_and_the_others_go_on(tmp_path, weights, cars_root):

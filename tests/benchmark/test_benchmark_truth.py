@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pace.benchmark.truth import seen_colors, true_colors, visible_parts
-from pace.images import Color, Perturbation, decode
+from pace.backbones import Preprocessing
+from pace.benchmark.truth import known_truth, seen_colors, true_colors, visible_parts
+from pace.images import Color, Folder, Perturbation, decode, prepare
 
 GRID = (4, 4)
 
@@ -72,3 +73,41 @@ def test_a_picture_taken_upright_is_placed_upright(tmp_path):
     assert decode(tmp_path / "bird.jpg").shape == (3, 40, 20)
     # 20 wide and 40 high, resized to 10 x 20, from which 5 rows are cut: (2, 10) becomes (1, 0), and (20, 10) lies outside.
     np.testing.assert_array_equal(visible_parts(birds, prepared_as((10, 10)), (2, 2)), [[-1, 0, -1]])
+
+
+@pytest.mark.parametrize("ratio", [None, 1.0, 0.7])
+@pytest.mark.parametrize("shape", [(40, 60), (60, 40)])
+def test_parts_lie_where_resizing_and_cropping_put_them(tmp_path, shape, ratio):
+    """A bright spot is looked for in what the model is given."""
+    from PIL import Image
+
+    preprocessing = Preprocessing((32, 24), crop_ratio=ratio)
+    height, width = shape
+    for x, y in [(8, 8), (30, 20), (22, 31), (width - 6, height - 6)]:
+        pixels = np.zeros((*shape, 3), np.uint8)
+        pixels[y - 2 : y + 3, x - 2 : x + 3] = 255
+        bird = Birds(tmp_path)
+        Image.fromarray(pixels).save(tmp_path / "bird.png")
+        bird.names, bird.parts = (
+            ["bird.png"],
+            lambda _, at=(x, y): np.array([[at[0] + 0.5, at[1] + 0.5, 1]], np.float32),
+        )
+        ((found,),) = visible_parts(bird, preprocessing, (8, 6))
+        seen = prepare(decode(tmp_path / "bird.png"), preprocessing).mean(0)
+        if found < 0:
+            assert seen[2:-2, 2:-2].max() < 0.9
+        else:
+            place = np.array(np.unravel_index(int(seen.argmax()), seen.shape))
+            assert np.abs(place // 4 - np.divmod(found, 6)).max() <= 1
+            assert seen[4 * (found // 6) : 4 * (found // 6) + 4, 4 * (found % 6) : 4 * (found % 6) + 4].max() > 0.5
+
+
+def test_what_is_known_goes_by_the_dataset(images, tmp_path, monkeypatch):
+    preprocessing = prepared_as((32, 32), crop_ratio=0.5)
+    (name, found) = next(iter(known_truth(images, preprocessing, GRID).items()))
+    assert name == "colours"
+    np.testing.assert_array_equal(found, true_colors(images, preprocessing, GRID))
+    birds = Birds(tmp_path)
+    monkeypatch.setattr("pace.benchmark.truth.CUB", Birds)
+    np.testing.assert_array_equal(known_truth(birds, prepared_as((10, 10)), (2, 2))["parts"], [[3, -1, -1]])
+    assert known_truth(Folder(tmp_path), preprocessing, GRID) == {}

@@ -395,16 +395,6 @@ def test_color_is_scored_by_its_true_colours(elsewhere: Path):
     assert 0 <= document["results"]["scores"]["colour_recovery"]["value"] <= 1
 
 
-def test_the_part_of_an_image_that_a_model_sees():
-    from pace.backbones import Preprocessing
-    from pace.cli.pictures import placed, seen_box
-
-    assert seen_box((100, 100), Preprocessing((32, 32), crop_ratio=None)) == pytest.approx((0, 0, 100, 100))
-    assert seen_box((100, 200), Preprocessing((50, 50), crop_ratio=1)) == pytest.approx((50, 0, 150, 100))
-    moved = placed(np.array([[50.0, 0, 1], [150, 100, 0]]), (100, 200), Preprocessing((50, 50), crop_ratio=1))
-    assert moved == pytest.approx(np.array([[0, 0, 1], [50, 50, 0]]))
-
-
 # -- demo and the embedded model --------------------------------------------------------------------------------------------
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from pace.baselines.agi import AGI
 from pace.baselines.craft import CRAFT
-from pace.baselines.everytoken import EveryToken
+from pace.baselines.everytoken import EveryToken, reads_uncounted
 from pace.baselines.explainer import Explainer, PointExplanation
 from pace.baselines.lime import LIME
 from pace.baselines.ours import PaceExplainer
 from pace.baselines.references import GaussianMixture, KMeans, Majority, MeanEmbedding, SemiNMF, TrueColors
 from pace.baselines.saliency import Saliency
 from pace.baselines.shap import SHAP
+from pace.baselines.split import SplitObservations
 
 EXPLAINERS: dict[str, Callable[..., Explainer]] = {
     "pace": PaceExplainer,
@@ -62,6 +63,8 @@ __all__ = [
     "PointExplanation",
     "Saliency",
     "SemiNMF",
+    "SplitObservations",
     "TrueColors",
     "explainer",
+    "reads_uncounted",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pace.baselines.attribution import TokenAttribution, training_mean
 from pace.baselines.explainer import check_counts
-from pace.baselines.head import differentiable
+from pace.baselines.head import Part, differentiable
 from pace.explanation import Array
 from pace.observations import Observations
 
@@ -54,29 +54,29 @@ class AGI(TokenAttribution):
         # One for all channels, so that a step is as long in each.
         self.scale_ = (total / (len(train) * mean.numel())) ** 0.5
 
-    def _attribute(self, tokens: Tensor, targets: Tensor, seed: int) -> Tensor:
+    def _attribute(self, part: Part, seed: int) -> Tensor:
         n_classes = self.head_.n_classes
         order = np.random.default_rng(seed).permutation(n_classes)
         # The first `classes` of the drawn order that are not the predicted one.
         rivals = np.stack([order[order != target][: self.classes] for target in range(n_classes)])[
-            targets.cpu().numpy()
+            part.targets.cpu().numpy()
         ]
-        total = torch.zeros_like(tokens)
+        total = torch.zeros_like(part.tokens)
         for rival in rivals.T:
-            total += self._walk(tokens, targets, rival)
+            total += self._walk(part, rival)
         return total
 
-    def _walk(self, tokens: Tensor, targets: Tensor, rivals: Array) -> Tensor:
-        found, place = torch.zeros_like(tokens), tokens
+    def _walk(self, part: Part, rivals: Array) -> Tensor:
+        found, place = torch.zeros_like(part.tokens), part.tokens
         with differentiable():
-            rival = torch.from_numpy(rivals.copy()).to(targets.device)
+            rival = torch.from_numpy(rivals.copy()).to(part.targets.device)
         for _ in range(self.max_steps):
             with differentiable():
                 here = place.clone().requires_grad_()
-                logits = self.head_(here)
+                logits = part.logits(here)
                 # sign ∂p_i = sign ∂ log p_i, which does not underflow
                 towards = logits.log_softmax(1).gather(1, rival[:, None]).sum()
-                confidence = logits.softmax(1).gather(1, targets[:, None]).sum()
+                confidence = logits.softmax(1).gather(1, part.targets[:, None]).sum()
                 (ascent,) = torch.autograd.grad(towards, here, retain_graph=True)
                 (gradient,) = torch.autograd.grad(confidence, here)
             going = logits.argmax(1) != rival

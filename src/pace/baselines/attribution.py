@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.baselines.explainer import SplitModel, check_counts, point
-from pace.baselines.head import Head
+from pace.baselines.head import Head, Part
 from pace.explanation import Array, Explanation
 from pace.observations import Observations
 
@@ -56,14 +56,14 @@ class TokenAttribution(Attribution, ABC):
         phi = np.zeros((images, tokens, dim), np.float32) if patches else None
         reads = head.reads.cpu().numpy()
         for part in head.parts(observations, self.batch_size or head.rows(gradients=True)):
-            found = self._attribute(part.tokens, part.targets, seed)
+            found = self._attribute(part, seed)
             theta[part.images] = (found.sum(1) / tokens).cpu().numpy()  # tokens that h does not read count as zeros
             if phi is not None:
                 phi[part.images, reads] = found.cpu().numpy()
         return point(theta, phi, observations)
 
     @abstractmethod
-    def _attribute(self, tokens: Tensor, targets: Tensor, seed: int) -> Tensor:
+    def _attribute(self, part: Part, seed: int) -> Tensor:
         """(B, R, d)."""
 
 

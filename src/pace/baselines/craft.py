@@ -9,6 +9,7 @@ predicted class's logit variance that concept k has a hand in. The recursive ste
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from pace.baselines.explainer import SplitModel, check_counts, point
 from pace.baselines.factorization import coefficients, nmf
 from pace.baselines.head import Head, Part
-from pace.baselines.patches import SAMPLE, draw_patches, explain_tokens
+from pace.baselines.patches import FACTOR_SAMPLE, SAMPLE, draw_patches, explain_tokens
 from pace.baselines.sobol import total_indices
 from pace.explanation import Array, Explanation
 from pace.observations import Observations
@@ -44,9 +45,9 @@ class CRAFT:
     designs
         Points of the Sobol design.
     importance_images
-        Images of every class by which the concepts' importance for it, `importance_` (N, K), is estimated.
+        Images of every class by which the concepts' importance for it is estimated.
     sample
-        Patches to learn from.
+        Patches to learn from: by default 100,000, and with `per_class` 300,000, since each class learns from its own.
     """
 
     repeats = 1
@@ -63,7 +64,7 @@ class CRAFT:
         split: float = 0.2,
         designs: int = 32,
         importance_images: int = 5,
-        sample: int = SAMPLE,
+        sample: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         check_counts(n_concepts=n_concepts, designs=designs, importance_images=importance_images)
@@ -74,7 +75,8 @@ class CRAFT:
             raise ValueError(f"split: expected a share from 0 to 0.5; found {split}")
         self.n_concepts, self.per_class, self.explains, self.split = n_concepts, per_class, explains, split
         self.designs, self.importance_images = designs, importance_images
-        self.sample, self.batch_size = sample, batch_size
+        self.sample = sample or (SAMPLE if per_class else FACTOR_SAMPLE)
+        self.batch_size = batch_size
         self.name = "craft" + ("-per-class" if per_class else "") + ("-sobol" if explains == "importance" else "")
 
     def fit(
@@ -102,11 +104,20 @@ class CRAFT:
                     own = patches[torch.from_numpy(owners == label).to(patches.device)]
                     self.dictionaries_[label] = self._dictionary(own, train[examples[label]], seed)
             self.concepts_ = None if self.per_class else shared.cpu().numpy()
-            by_image = self._importance(some, self.dictionaries_, seed)
-        self.importance_ = np.zeros((self.head_.n_classes, self.n_concepts), np.float32)
-        ends = np.cumsum([len(images) for images in examples.values()])[:-1]
-        self.importance_[present] = [found.mean(0) for found in np.split(by_image, ends)]
+        self._examples, self._seed = (train, examples), seed
+        vars(self).pop("importance_", None)  # of an earlier fit
         return self
+
+    @cached_property
+    def importance_(self) -> Array:
+        """(N, K): the concepts' mean importance for every class that is predicted in training. Found when first asked for."""
+        train, examples = self._examples
+        with torch.no_grad():
+            by_image = self._importance(train[np.concatenate(list(examples.values()))], self.dictionaries_, self._seed)
+        found = np.zeros((self.head_.n_classes, self.n_concepts), np.float32)
+        ends = np.cumsum([len(images) for images in examples.values()])[:-1]
+        found[list(examples)] = [some.mean(0) for some in np.split(by_image, ends)]
+        return found
 
     def explain(self, observations: Observations, *, seed: int = 0, patches: bool = True) -> Explanation:
         classes = self.head_.classes(observations).to(self.device_)
@@ -127,22 +138,13 @@ class CRAFT:
         """W (K, d) of patches (n, d): a factorisation, and its most important concepts split in two."""
         extra = round(self.split * self.n_concepts)
         if not extra:
-            return nmf(patches, self.n_concepts, seed)
-        whole = nmf(patches, self.n_concepts - extra, seed)
+            return nmf(patches, self.n_concepts, seed)[1]
+        held, whole = nmf(patches, self.n_concepts - extra, seed)
         importance = self._importance(examples, whole, seed).mean(0)
         chosen = torch.from_numpy(np.sort(np.argsort(-importance, kind="stable")[:extra])).to(patches.device)
         kept = torch.ones(len(whole), dtype=torch.bool, device=patches.device)
         kept[chosen] = False
-        return torch.cat([whole[kept], self._parts(patches, whole, chosen, seed).flatten(0, 1)])
-
-    def _parts(self, patches: Tensor, dictionary: Tensor, chosen: Tensor, seed: int) -> Tensor:
-        """(n, 2, d): two parts of each chosen concept, from what the others leave of the patches that hold most of it."""
-        held = coefficients(patches, dictionary)
-        top = max(2, min(_TOP_AT_MOST, int(_TOP * len(patches))))
-        most = held[:, chosen].topk(min(top, len(patches)), dim=0).indices.T  # (n, top)
-        others = held[most]  # (n, top, K)
-        others[torch.arange(len(chosen), device=chosen.device), :, chosen] = 0
-        return nmf((patches[most] - others @ dictionary).clamp_min(0), 2, seed)
+        return torch.cat([whole[kept], _parts(patches, held, whole, chosen, seed).flatten(0, 1)])
 
     def _importance(self, observations: Observations, dictionary: Tensor, seed: int) -> Array:
         """Total Sobol indices (M, K) of the concepts for every image's predicted class.
@@ -162,12 +164,20 @@ class CRAFT:
                 for some in torch.split(masks, max(1, head.rows() // images)):
                     change = ((some[None, :, None] - 1) * held).flatten(1, 2) @ own
                     inputs = part.tokens[:, None] + change.reshape(images, len(some), *part.tokens.shape[1:])
-                    logits = head.logit(inputs.flatten(0, 1), part.targets.repeat_interleave(len(some)))
-                    outputs.append(logits.view(images, -1))
+                    outputs.append(part.logit(inputs.flatten(0, 1)).view(images, -1))
                 return torch.cat(outputs, 1)
 
             found.append(total_indices(values, dictionary.shape[-2], self.designs, seed, head.device).cpu().numpy())
         return np.concatenate(found)
+
+
+def _parts(patches: Tensor, held: Tensor, dictionary: Tensor, chosen: Tensor, seed: int) -> Tensor:
+    """(n, 2, d): two parts of each chosen concept, from what the others leave of the patches that hold most of it."""
+    top = max(2, min(_TOP_AT_MOST, int(_TOP * len(patches))))
+    most = held[:, chosen].topk(min(top, len(patches)), dim=0).indices.T  # (n, top)
+    others = held[most]  # (n, top, K)
+    others[torch.arange(len(chosen), device=chosen.device), :, chosen] = 0
+    return nmf((patches[most] - others @ dictionary).clamp_min(0), 2, seed)[1]
 
 
 def _of(dictionaries: Tensor, classes: Tensor) -> Tensor:

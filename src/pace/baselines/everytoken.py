@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pace.observations import Batch
+from pace.baselines.head import reading
+from pace.baselines.split import SplitObservations
+from pace.observations import Batch, Observations
 
 if TYPE_CHECKING:
     from pace.backbones import Backbone
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EveryToken:
-    """A backbone that leaves no token out: registers and distillation tokens count among the prefix, with attention 0.
+    """A backbone that leaves no token out: registers and distillation tokens are in the prefix, with attention 0.
 
     Needed to explain an inner layer of such a model by its h. Observing costs two runs of the model instead of one.
     """
@@ -37,6 +39,16 @@ class EveryToken:
         attention[:, :counted] = batch.attention[:, :counted]
         attention[:, self.prefix_tokens :] = batch.attention[:, counted:]
         return Batch(tokens, attention, batch.predictions)
+
+    def observe(self, images: Any, **options: Any) -> SplitObservations:
+        """What the backbone itself observes, with the tokens that it leaves out beside it; see `pace.extract.observe`."""
+        from pace.extract import observe
+
+        return self.counted(observe(self, images, **options))
+
+    def counted(self, whole: Observations) -> SplitObservations:
+        """The same of what was observed with this backbone."""
+        return SplitObservations.of(whole, self._backbone.prefix_tokens)
 
     @property
     def layer(self) -> int:
@@ -61,3 +73,11 @@ class EveryToken:
 
     def fingerprint(self) -> str:
         return f"{self._backbone.fingerprint()}, every token"
+
+
+def reads_uncounted(backbone: Backbone) -> bool:
+    """Whether h reads tokens of the layer that do not count, so that `EveryToken` has to observe them."""
+    size = backbone.preprocessing.size
+    rows, columns = backbone.grid(*size)
+    read = reading(backbone, size).tokens
+    return bool(read[backbone.prefix_tokens : len(read) - rows * columns].any())

@@ -3,10 +3,14 @@
 A patches (n, d) · U coefficients (n, K), not negative · W dictionary (K, d), its rows of length 1
 
 scikit-learn has the first and the third, for a CPU. Here every step is a product of large matrices over all concepts at
-once, which suits a GPU, and several problems of one size are solved together.
+once, which suits a GPU, and several problems of one size are solved together. On a CPU patches are taken a few at a time:
+their coefficients then stay in its cache, without which memory rather than arithmetic would set the pace.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,6 +19,7 @@ from torch import Tensor
 _TINY = 1e-12
 _SEEDING = 200  # patches for every centre that k-means++ chooses among
 _LLOYD_STEPS, _NMF_STEPS, _SEMI_NMF_STEPS = 50, 200, 50
+_ROWS_A_THREAD, _ROWS = 1 << 11, 1 << 18  # patches at a time, on a CPU and on a GPU
 
 
 def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
@@ -26,9 +31,12 @@ def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
     sample = patches[torch.from_numpy(some).to(patches.device)].cpu().numpy()
     centres = torch.from_numpy(kmeans_plusplus(sample, k, random_state=int(rng.integers(2**31)))[0]).to(patches)
     for _ in range(_LLOYD_STEPS):
-        owned = torch.nn.functional.one_hot(nearest(patches, centres), k).to(patches.dtype)
-        sizes = owned.sum(0)[:, None]
-        fresh = torch.where(sizes > 0, owned.T @ patches / sizes.clamp_min(1), centres)
+        sums, sizes = torch.zeros_like(centres), torch.zeros_like(centres[:, :1])
+        for rows in _blocks(patches):
+            owned = torch.nn.functional.one_hot(_nearest(patches[rows], centres), k).to(patches.dtype)
+            sums += owned.T @ patches[rows]
+            sizes += owned.sum(0)[:, None]
+        fresh = torch.where(sizes > 0, sums / sizes.clamp_min(1), centres)
         if torch.equal(fresh, centres):
             break
         centres = fresh
@@ -37,34 +45,52 @@ def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
 
 def nearest(patches: Tensor, centres: Tensor) -> Tensor:
     """The index (n,) of every patch's nearest centre."""
-    distances = [torch.cdist(some, centres) for some in torch.split(patches, 1 << 18)]
-    return torch.cat([some.argmin(1) for some in distances])
+    return torch.cat([_nearest(patches[rows], centres) for rows in _blocks(patches)])
+
+
+def _nearest(patches: Tensor, centres: Tensor) -> Tensor:
+    offset = centres.mean(0)  # of which nothing is left, lest it drown the differences
+    centres = centres - offset
+    return torch.addmm(centres.square().sum(1), patches - offset, centres.T, alpha=-2).argmin(1)
 
 
 def coefficients(patches: Tensor, dictionary: Tensor, start: Tensor | None = None, steps: int = 200) -> Tensor:
-    """U ≥ 0 that minimises ‖A − U W‖² for a given dictionary.
+    """U ≥ 0 (…, n, K) that minimises ‖A − U W‖² for a given dictionary; leading dimensions of it are separate problems.
 
     Accelerated projected gradient; a patch whose momentum points uphill starts anew. Patches do not influence each other.
     """
-    gram, target = dictionary @ dictionary.mT, patches @ dictionary.mT
+    if dictionary.ndim == 2 and patches.ndim > 2:
+        return coefficients(patches.flatten(0, -2), dictionary, start, steps).reshape(*patches.shape[:-1], -1)
+    gram = dictionary @ dictionary.mT
     rate = 1 / gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(_TINY)  # no eigenvalue is larger
-    found = torch.zeros_like(target) if start is None else start
-    ahead, momentum = found, torch.ones_like(target[..., :1])
+    step, pull = torch.eye(gram.shape[-1]).to(gram) - rate * gram, rate * dictionary.mT
+    found = patches.new_empty(*patches.shape[:-1], gram.shape[-1])
+    for rows in _blocks(patches):
+        first = None if start is None else start[..., rows, :]
+        found[..., rows, :] = _descend(step, patches[..., rows, :] @ pull, first, steps)
+    return found
+
+
+def _descend(step: Tensor, pull: Tensor, start: Tensor | None, steps: int) -> Tensor:
+    """A gradient step from U leads to U step + pull."""
+    found = torch.zeros_like(pull) if start is None else start
+    ahead, momentum = found, torch.ones_like(pull[..., :1])
     for _ in range(steps):
-        fresh = (ahead - rate * (ahead @ gram - target)).clamp_min_(0)
+        fresh = (ahead @ step).add_(pull).clamp_min_(0)
         moved = fresh - found
-        momentum = torch.where(((ahead - fresh) * moved).sum(-1, keepdim=True) > 0, 1.0, momentum)
+        uphill = (ahead.sub(fresh).mul_(moved)).sum(-1, keepdim=True) > 0
+        momentum = torch.where(uphill, 1.0, momentum)
         faster = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-        ahead = fresh + (momentum - 1) / faster * moved
+        ahead = moved.mul_((momentum - 1) / faster).add_(fresh)
         found, momentum = fresh, faster
     return found
 
 
-def nmf(patches: Tensor, k: int, seed: int) -> Tensor:
-    """The dictionary W ≥ 0 (K, d) of A ≈ U W, for patches (n, d) ≥ 0; leading dimensions are separate problems.
+def nmf(patches: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor]:
+    """U (n, K) and the dictionary W (K, d), neither negative, of A ≈ U W for patches (n, d) ≥ 0.
 
-    Multiplicative updates (Lee & Seung 2001), each factor twice in a row, since its products can be used again
-    (Gillis & Glineur 2012). The error never rises.
+    Leading dimensions are separate problems. Multiplicative updates (Lee & Seung 2001), each factor twice in a row, since its
+    products can be used again (Gillis & Glineur 2012). The error never rises.
     """
     n, d = patches.shape[-2:]
     rng = np.random.default_rng(seed)
@@ -74,13 +100,20 @@ def nmf(patches: Tensor, k: int, seed: int) -> Tensor:
     dictionary = patches[..., chosen, :] + level * (0.1 + noise)  # from patches, but with no zero that could not grow
     weights = (patches @ dictionary.mT) / dictionary.square().sum(-1).sum(-1)[..., None, None].clamp_min(_TINY)
     for _ in range(_NMF_STEPS):
-        gram, target = dictionary @ dictionary.mT, patches @ dictionary.mT
+        gram = dictionary @ dictionary.mT
+        overlap, target = torch.zeros_like(gram), torch.zeros_like(dictionary)
+        for rows in _blocks(patches):
+            some, own = patches[..., rows, :], weights[..., rows, :]
+            pull = some @ dictionary.mT
+            for _ in range(2):
+                own = (own @ gram).clamp_min_(_TINY).reciprocal_().mul_(pull).mul_(own)
+            weights[..., rows, :] = own
+            overlap += own.mT @ own
+            target += own.mT @ some
         for _ in range(2):
-            weights = weights * target / (weights @ gram).clamp_min(_TINY)
-        gram, target = weights.mT @ weights, weights.mT @ patches
-        for _ in range(2):
-            dictionary = dictionary * target / (gram @ dictionary).clamp_min(_TINY)
-    return unit(dictionary)
+            dictionary = dictionary * target / (overlap @ dictionary).clamp_min(_TINY)
+    sizes = dictionary.norm(dim=-1).clamp_min(_TINY)
+    return weights * sizes[..., None, :], dictionary / sizes[..., None]
 
 
 def semi_nmf(patches: Tensor, k: int, seed: int) -> Tensor:
@@ -97,6 +130,14 @@ def semi_nmf(patches: Tensor, k: int, seed: int) -> Tensor:
         weights = weights * fresh.norm(dim=1)
         dictionary = unit(fresh)
     return dictionary
+
+
+def _blocks(patches: Tensor) -> Iterator[slice]:
+    """Rows of (…, n, d) to work on at a time."""
+    most = _ROWS if patches.device.type != "cpu" else _ROWS_A_THREAD * torch.get_num_threads()
+    size = max(1, most // math.prod(patches.shape[:-2]))
+    for start in range(0, patches.shape[-2], size):
+        yield slice(start, start + size)
 
 
 def unit(dictionary: Tensor) -> Tensor:

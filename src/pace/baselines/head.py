@@ -3,14 +3,16 @@
 M images · B of them in a batch · J observed tokens · T ≥ J tokens of the model · R ≤ J tokens that h reads · d channels
 
 Often h reads few of its tokens: after the last block most models go on with CLS alone. Which ones is found out by the
-gradient, and only those are worked on. It also settles the tokens that observations leave out (registers, say): where h does
-not read them they do not matter, and elsewhere there is an error rather than a wrong explanation.
+gradient, and only those are worked on. It also settles the tokens that do not count (registers, say): where h does not read
+them they do not matter; elsewhere they go through it as they are, and nothing is attributed to them. Observations that have
+left them out altogether are then an error rather than a wrong explanation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pace.baselines.explainer import SplitModel
+from pace.baselines.split import SplitObservations
 from pace.observations import ArrayLike, Observations
 
 # Values of tokens that go through h at once, on a CPU and on a GPU; more where it reads one token, since it is then light.
@@ -28,12 +31,36 @@ _AT_ONCE_CPU, _AT_ONCE, _LIGHT = 1 << 22, 1 << 26, 4
 _PROBE_SCALES = (1.0, 1.0, 1e-3, 1e-3)
 
 
-class Part(NamedTuple):
-    """Some images: where they are, the tokens that h reads of them (B, R, d), and their predicted classes (B,)."""
+@dataclass(frozen=True)
+class Part:
+    """Some images: where they are, the tokens that h reads of them (B, R, d), and their predicted classes (B,).
+
+    Its functions take tokens (B S, R, d), S variants of every image, image by image, and put beside each what h reads of
+    that image without its counting, `beside` (B, U, d).
+    """
 
     images: slice
     tokens: Tensor
     targets: Tensor
+    head: Head
+    beside: Tensor | None = None
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """(B S, N)."""
+        each = len(tokens) // len(self.targets)
+        return self.head(tokens, None if self.beside is None else self.beside.repeat_interleave(each, 0))
+
+    def logit(self, tokens: Tensor) -> Tensor:
+        """h_ŷ (B S,), of the class to be explained."""
+        targets = self.targets.repeat_interleave(len(tokens) // len(self.targets))
+        return self.logits(tokens).gather(1, targets[:, None]).squeeze(1)
+
+    def gradient(self, tokens: Tensor) -> Tensor:
+        """∂h_ŷ/∂e (B S, R, d)."""
+        with differentiable():
+            tokens = tokens.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.logit(tokens).sum(), tokens)
+        return gradient
 
 
 @contextmanager
@@ -50,27 +77,26 @@ class Head:
         self._backbone = backbone
         self.device = backbone.device
         self._size = _image_size(backbone, observations)
-        with differentiable():
-            with torch.no_grad():
-                every = backbone.split(torch.zeros(1, 3, *self._size, device=self.device))
-            self._dtype, self._total = every.dtype, every.shape[1]
-            self._shape = observations.n_tokens, observations.dim, observations.prefix_tokens
-            kept = self._kept(observations, every.shape[2])
-            read, self.n_classes = self._read(every)
-        unseen = read.clone()
-        unseen[kept] = False
-        if unseen.any():
-            raise ValueError(
-                f"the model reads {int(unseen.sum())} tokens of this layer that the observations leave out (registers, or "
-                f"CLS with count_cls=False): explain the last layer, or observe all {self._total} with EveryToken(backbone)"
-            )
+        read, self._dtype, dim, self.n_classes = reading(backbone, self._size)
+        self._total = len(read)
+        self._shape = observations.n_tokens, observations.dim, observations.prefix_tokens
+        kept = self._kept(dim)
+        uncounted = torch.ones_like(read)
+        uncounted[kept] = False
+        self._beside = read[uncounted].nonzero().squeeze(1)  # among the tokens that do not count
+        self._require_beside(observations)
         observed = read[kept]
         self.reads = observed.nonzero().squeeze(1)  # among the observed tokens
-        self._places = kept[observed]  # among all tokens
+        self._places = read.nonzero().squeeze(1)  # among all tokens
+        self._before = int(
+            observed[: self._shape[2]].sum()
+        )  # of those read, how many come before those that do not count
         self._held: WeakKeyDictionary[Observations, Tensor] = WeakKeyDictionary()
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
         """Logits (B, N), float32. What h does not read is filled with anything that costs nothing."""
+        if beside is not None:
+            tokens = torch.cat([tokens[:, : self._before], beside, tokens[:, self._before :]], 1)
         tokens = tokens.to(self._dtype)
         if len(self._places) == 1:
             whole = tokens.expand(-1, self._total, -1)  # a view: a hundred thousand coalitions fit
@@ -80,21 +106,10 @@ class Head:
             whole = tokens.new_zeros(len(tokens), self._total, tokens.shape[2]).index_copy(1, self._places, tokens)
         return self._backbone.forward_from(whole, self._size).float()
 
-    def logit(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """h_ŷ (B,), of the class to be explained."""
-        return self(tokens).gather(1, targets[:, None]).squeeze(1)
-
-    def gradient(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """∂h_ŷ/∂e (B, R, d)."""
-        with differentiable():
-            tokens = tokens.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.logit(tokens, targets).sum(), tokens)
-        return gradient
-
     def rows(self, gradients: bool = False) -> int:
         """How many inputs to give to h at once."""
-        tokens = self._total if gradients else len(self.reads)
-        values = (_AT_ONCE_CPU if self.device.type == "cpu" else _AT_ONCE) * (_LIGHT if len(self.reads) == 1 else 1)
+        tokens = self._total if gradients else len(self._places)
+        values = (_AT_ONCE_CPU if self.device.type == "cpu" else _AT_ONCE) * (_LIGHT if len(self._places) == 1 else 1)
         return max(1, values // (tokens * self._shape[1]))
 
     def parts(self, observations: Observations, size: int) -> Iterator[Part]:
@@ -103,9 +118,9 @@ class Head:
         for start in range(0, len(observations), size):
             images = slice(start, min(start + size, len(observations)))
             with torch.inference_mode(False):  # tensors that gradients may be taken with
-                tokens = self._tokens(observations, images)
-                targets = self._targets(observations, images, tokens)
-            yield Part(images, tokens, targets)
+                tokens, beside = self._tokens(observations, images), self._rest(observations, images)
+                targets = self._targets(observations, images, tokens, beside)
+            yield Part(images, tokens, targets, self, beside)
 
     def classes(self, observations: Observations) -> Tensor:
         """ŷ (M,), the predicted class of every image."""
@@ -118,12 +133,20 @@ class Head:
                 f"observations have {found[0]} tokens ({found[2]} before the patches) of {found[1]} dimensions; the "
                 f"explainer was fitted with {self._shape[0]} ({self._shape[2]}) of {self._shape[1]}"
             )
+        self._require_beside(observations)
+
+    def _require_beside(self, observations: Observations) -> None:
+        if len(self._beside) and not isinstance(observations, SplitObservations):
+            raise ValueError(
+                f"the model reads {len(self._beside)} tokens of this layer that the observations leave out (registers, or "
+                f"CLS with count_cls=False): explain the last layer, or use EveryToken(backbone).observe(images)"
+            )
 
     def _tokens(self, observations: Observations, images: slice) -> Tensor:
         held = self._held.get(observations)
         if held is not None:
             return held[images]
-        if len(self.reads) > 1:
+        if len(self._places) > 1:
             return self._load(observations, images)
         # One token an image is little, and a hundred runs would read all the others a hundred times.
         step = max(1, _AT_ONCE // (observations.n_tokens * observations.dim))
@@ -135,13 +158,20 @@ class Head:
         embeddings = observations.batch(images).embeddings
         return embeddings[:, self.reads.to(embeddings.device)].to(self.device, torch.float32)
 
-    def _targets(self, observations: Observations, images: slice, tokens: Tensor) -> Tensor:
+    def _rest(self, observations: Observations, images: slice) -> Tensor | None:
+        if not len(self._beside) or not isinstance(observations, SplitObservations):
+            return None
+        rest = observations.rest[images]
+        rest = rest if isinstance(rest, Tensor) else torch.from_numpy(np.asarray(rest))
+        return rest[:, self._beside.to(rest.device)].to(self.device, torch.float32)
+
+    def _targets(self, observations: Observations, images: slice, tokens: Tensor, beside: Tensor | None) -> Tensor:
         if observations.predictions is None:
             with torch.no_grad():
-                return self(tokens).argmax(1)
+                return self(tokens, beside).argmax(1)
         return predicted(observations.predictions[images]).to(self.device)
 
-    def _kept(self, observations: Observations, dim: int) -> Tensor:
+    def _kept(self, dim: int) -> Tensor:
         """Places (J,) of the observed tokens among all T: prefix tokens first, patches last."""
         tokens, found, prefix = self._shape
         if found != dim or tokens > self._total:
@@ -154,15 +184,28 @@ class Head:
         places = torch.arange(self._total, device=self.device)
         return torch.cat([places[:prefix], places[self._total - (tokens - prefix) :]])
 
-    def _read(self, every: Tensor) -> tuple[Tensor, int]:
-        """Which of all T tokens some logit depends on, and how many logits there are."""
+
+class Reading(NamedTuple):
+    """What h takes: which of all T tokens (T,) some logit depends on, their type and dimensions; how many logits it gives."""
+
+    tokens: Tensor
+    dtype: torch.dtype
+    dim: int
+    n_classes: int
+
+
+def reading(backbone: SplitModel, size: tuple[int, int]) -> Reading:
+    """Found out by the gradient of h, for images of a size."""
+    with differentiable():
+        with torch.no_grad():
+            every = backbone.split(torch.zeros(1, 3, *size, device=backbone.device))
         generator = torch.Generator().manual_seed(0)
         scales = torch.tensor(_PROBE_SCALES)[:, None, None]
         probe = scales * torch.randn(len(scales), *every.shape[1:], generator=generator)
-        probe = probe.to(self.device, self._dtype).requires_grad_()
-        logits = self._backbone.forward_from(probe, self._size)
+        probe = probe.to(backbone.device, every.dtype).requires_grad_()
+        logits = backbone.forward_from(probe, size)
         (gradient,) = torch.autograd.grad(logits.float().square().sum(), probe)
-        return gradient.abs().amax((0, 2)) > 0, logits.shape[1]
+    return Reading(gradient.abs().amax((0, 2)) > 0, every.dtype, every.shape[2], logits.shape[1])
 
 
 def predicted(predictions: ArrayLike) -> Tensor:

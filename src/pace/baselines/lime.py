@@ -50,7 +50,7 @@ class LIME(ChannelAttribution):
         theta = np.empty((len(observations), observations.dim), np.float32)
         size = self.batch_size or max(1, min(self.head_.rows() // 16, _GRAM_VALUES // observations.dim**2))
         for part in self.head_.parts(observations, size):
-            game = ChannelGame(self.head_, self.mean_, part.tokens, part.targets)
+            game = ChannelGame(part, self.mean_)
             theta[part.images] = (
                 lasso(coalitions, game.values(coalitions), similarity(game, coalitions), self.alpha).cpu().numpy()
             )

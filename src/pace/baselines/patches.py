@@ -18,6 +18,8 @@ from pace.explanation import Array, Explanation
 from pace.observations import Observations
 
 SAMPLE = 300_000  # patches to learn from: thousands for each of a hundred concepts
+# For factors, hundreds for each: a channel of a dictionary is a regression on K coefficients, and every step is far dearer.
+FACTOR_SAMPLE = 100_000
 _TOKENS_AT_ONCE_CPU, _TOKENS_AT_ONCE = 1 << 14, 1 << 18
 
 

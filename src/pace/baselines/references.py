@@ -12,7 +12,7 @@ from torch import Tensor
 from pace.baselines.explainer import SplitModel, check_counts, point
 from pace.baselines.factorization import coefficients, k_means, nearest, semi_nmf
 from pace.baselines.head import predicted
-from pace.baselines.patches import PatchConcepts
+from pace.baselines.patches import FACTOR_SAMPLE, PatchConcepts
 from pace.explanation import Array, Explanation
 from pace.model.gaussians import Prior
 from pace.model.gaussians.diagonal import DiagGaussians
@@ -78,6 +78,9 @@ class SemiNMF(PatchConcepts):
     """e ≈ mean + U W with U ≥ 0: CRAFT's factorisation without its rectification. φ is U."""
 
     name = "semi-nmf"
+
+    def __init__(self, n_concepts: int = 100, sample: int = FACTOR_SAMPLE, batch_size: int | None = None) -> None:
+        super().__init__(n_concepts, sample, batch_size)
 
     def _learn(self, patches: Tensor, seed: int) -> None:
         self.offset_ = patches.mean(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pace.baselines.attribution import TokenAttribution
+from pace.baselines.head import Part
 
 
 class Saliency(TokenAttribution):
@@ -12,5 +13,5 @@ class Saliency(TokenAttribution):
 
     name = "saliency"
 
-    def _attribute(self, tokens: Tensor, targets: Tensor, seed: int) -> Tensor:
-        return self.head_.gradient(tokens, targets).abs()
+    def _attribute(self, part: Part, seed: int) -> Tensor:
+        return part.gradient(part.tokens).abs()

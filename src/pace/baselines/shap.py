@@ -58,7 +58,7 @@ class SHAP(ChannelAttribution):
         positions = rng.random((len(observations), self.samples or 5), dtype=np.float32)
         theta = np.empty((len(observations), observations.dim), np.float32)
         for part in self.head_.parts(observations, self.batch_size or self.head_.rows(gradients=True)):
-            game = ChannelGame(self.head_, self.mean_, part.tokens, part.targets)
+            game = ChannelGame(part, self.mean_)
             columns = torch.from_numpy(positions[part.images]).to(part.tokens.device).unbind(1)
             theta[part.images] = torch.stack([game.path_gradient(column) for column in columns]).mean(0).cpu().numpy()
         return theta
@@ -71,7 +71,7 @@ class SHAP(ChannelAttribution):
         solve = least_squares_map(coalitions.double(), weights)
         theta = np.empty((len(observations), observations.dim), np.float32)
         for part in self.head_.parts(observations, self.batch_size or max(1, self.head_.rows() // samples)):
-            values = ChannelGame(self.head_, self.mean_, part.tokens, part.targets).values(coalitions)
+            values = ChannelGame(part, self.mean_).values(coalitions)
             theta[part.images] = (values.double() @ solve.T).cpu().numpy()
         return theta
 

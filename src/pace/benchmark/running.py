@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pace import __version__
-from pace.benchmark.cache import Cache, key_of
+from pace.benchmark.cache import Cache, code_of, key_of
 from pace.benchmark.data import Dataset, open_dataset
 from pace.benchmark.methods import COLORS, PAPER_METHODS, Method, choose_methods
 from pace.benchmark.results import Results, Row, Stage
@@ -104,6 +104,7 @@ def run(
         "batch_size": batch_size,
         "store": store,
         "machine": _machine(where),
+        "code": {stage: code_of(stage) for stage in ("observations", "methods")},  # before any of it can be edited
     }
     results = Results(settings=settings)
     folder = Path(out).expanduser()
@@ -117,7 +118,11 @@ def run(
         write_results(whole, folder)
 
     for dataset in opened:
-        own = Recipe(layer=recipe.layer) if shipped_color and dataset.name == "color" else recipe
+        own = (
+            Recipe(layer=recipe.layer, count_cls=recipe.count_cls)
+            if shipped_color and dataset.name == "color"
+            else recipe
+        )
         _run_dataset(dataset, own, plan, results, save, folder, scoring, seed, batch_size, where, keep)
     results.add(others)
     return results
@@ -160,7 +165,9 @@ def _run_dataset(
     results.about[dataset.name] = about
     for method in methods:
         began = time.monotonic()
-        key = key_of(views=views.facts, method=vars(method), scoring=asdict(scoring), seed=seed)
+        key = key_of(
+            views=views.facts, method=vars(method), scoring=asdict(scoring), seed=seed, code=code_of("methods")
+        )
         known = cache.get(method.label, key)
         row = None if known is None else Row.from_dict(known)
         if row is None:

@@ -26,6 +26,9 @@ class Recipe:
     layer
         The block that is explained; None is the last one, or for the shipped ViT the one that the demo explains. "auto" is
         the one that `choose_layer` finds on the training images, with the attention of the last block.
+    count_cls
+        Whether CLS counts as a token, as in the paper. What is left of a model after its last block reads CLS alone, so
+        attributions need it there.
     train
         Fine-tune it on the dataset; otherwise it is taken as it is, with the classifier it has.
     epochs, lr, batch_size, layer_decay
@@ -37,6 +40,7 @@ class Recipe:
     architecture: str | None = None
     image_size: int | None = None
     layer: int | Literal["auto"] | None = None
+    count_cls: bool = True
     train: bool = True
     epochs: int = 20
     lr: float = 1e-4
@@ -71,7 +75,7 @@ def prepare_subject(
         layer, attention_layer = choose_layer(model, dataset.train, seed=seed, report=report), -1
     else:
         layer, attention_layer = usual if recipe.layer is None else recipe.layer, None
-    backbone = Backbone(model, layer, attention_layer=attention_layer)
+    backbone = Backbone(model, layer, count_cls=recipe.count_cls, attention_layer=attention_layer)
     height, width = backbone.preprocessing.size
     with torch.no_grad():
         predictions = backbone(torch.zeros(1, 3, height, width, device=device)).predictions
@@ -81,7 +85,8 @@ def prepare_subject(
         found = "no classifier" if predictions is None else f"a classifier of {predictions.shape[1]} classes"
         raise ValueError(f"{about['name']} has {found}, and {dataset.name} has {classes} classes; fine-tune it")
     layers = {"layer": backbone.layer, "attention_layer": backbone.attention_layer}
-    return Subject(backbone, {**about, **layers, "d": backbone.dim, "image_size": [height, width]})
+    tokens = {} if recipe.count_cls else {"count_cls": False}
+    return Subject(backbone, {**about, **layers, **tokens, "d": backbone.dim, "image_size": [height, width]})
 
 
 def _named(

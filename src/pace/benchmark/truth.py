@@ -14,9 +14,17 @@ from torch import Tensor
 from pace.images import CUB, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
 from pace.images.color import PALETTE
 from pace.metrics import part_patches
+from pace.progress import progress
 
 Array = NDArray[Any]
 _BATCH = 64
+
+
+def known_truth(images: ImageSet, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> dict[str, Array]:
+    """The true colours of Color's patches as "colours", the patches of CUB's visible parts as "parts"; else nothing."""
+    if isinstance(images, Color):
+        return {"colours": true_colors(images, preprocessing, grid)}
+    return {"parts": visible_parts(images, preprocessing, grid)} if isinstance(images, CUB) else {}
 
 
 def true_colors(images: Color, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:
@@ -44,10 +52,12 @@ def seen_colors(
 def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:
     """(M, parts): the patch that holds each part, −1 where it cannot be seen."""
     points = []
-    for number in range(len(images)):
-        parts = images.parts(number)
-        moved = prepare_points(torch.from_numpy(parts[:, :2]), _size(images, number), preprocessing)
-        points.append(np.concatenate([moved.numpy(), parts[:, 2:]], 1))
+    with progress("placing parts", len(images)) as advance:
+        for number in range(len(images)):
+            parts = images.parts(number)
+            moved = prepare_points(torch.from_numpy(parts[:, :2]), _size(images, number), preprocessing)
+            points.append(np.concatenate([moved.numpy(), parts[:, 2:]], 1))
+            advance()
     return part_patches(np.stack(points), preprocessing.size, grid)
 
 

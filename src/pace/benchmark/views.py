@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pace.baselines import EveryToken, reads_uncounted
-from pace.benchmark.cache import key_of
+from pace.benchmark.cache import code_of, key_of
 from pace.benchmark.data import Dataset
 from pace.benchmark.subject import Subject
-from pace.benchmark.truth import Array, sample_images, seen_colors, true_colors, visible_parts
+from pace.benchmark.truth import Array, known_truth, sample_images, seen_colors, true_colors
 from pace.extract import observe_pair
-from pace.images import CUB, Color, Perturbation, normalize
+from pace.images import Color, Perturbation, normalize
 from pace.metrics import hide_patches
 from pace.observations import Observations
 from pace.store import trusted
@@ -49,6 +49,7 @@ class Views:
             "images": dataset.facts(),
             "perturbation": Perturbation(seed).fingerprint(),
             "precision": "float32" if store is None else "float16",
+            "code": code_of("observations"),
         }
         self._store = None if store is None else store / f"observations-{key_of(**self.facts)}"
 
@@ -86,11 +87,19 @@ class Views:
         found: Array = np.asarray(predictions).argmax(1)
         return found
 
-    @cached_property
+    @property
     def colours(self) -> Array | None:
         """Of the test images' patches, on Color."""
-        images = self.dataset.test
-        return true_colors(images, self.backbone.preprocessing, self._grid) if isinstance(images, Color) else None
+        return self._truth.get("colours")
+
+    @property
+    def parts(self) -> Array | None:
+        """The patches that hold the test images' parts, on CUB."""
+        return self._truth.get("parts")
+
+    @cached_property
+    def _truth(self) -> dict[str, Array]:
+        return known_truth(self.dataset.test, self.backbone.preprocessing, self._grid)
 
     @property
     def known_colours(self) -> list[tuple[Observations, Array]]:
@@ -102,12 +111,6 @@ class Views:
         looks = seen_colors(test, preprocessing, grid, Perturbation(self.seed))
         own = true_colors(train, preprocessing, grid)
         return [(self.train[0], own), (self.test[0], self.colours), (self.test[1], looks)]
-
-    @cached_property
-    def parts(self) -> Array | None:
-        """The patches that hold the test images' parts, on CUB."""
-        images = self.dataset.test
-        return visible_parts(images, self.backbone.preprocessing, self._grid) if isinstance(images, CUB) else None
 
     def drawn(self, count: int | None) -> Array:
         """So many of the test images, the same for all methods; all of them for None."""

@@ -13,10 +13,9 @@ from pace.cli.errors import Problem
 from pace.cli.runs import DATASETS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from pace.images import ImageSet, PreprocessingLike
+    from pace.images import ImageSet
     from pace.images.imageset import Progress
 
 
@@ -79,26 +78,6 @@ def open_pictures(paths: Sequence[str], skip_unreadable: bool) -> ImageSet:
         else:
             raise Problem(f"{text}: no such picture or folder")
     return ImageFiles(Path(), list(files), on_error="skip" if skip_unreadable else "raise")
-
-
-def placed(points: NDArray[Any], size: Sequence[int], preprocessing: PreprocessingLike) -> NDArray[Any]:
-    """Points (…, 3), x, y and whether visible, of an image of (height, width) `size`, where the model sees them."""
-    import torch
-
-    from pace.images import prepare_points
-
-    moved = prepare_points(torch.as_tensor(points[..., :2]), (size[0], size[1]), preprocessing)
-    return np.concatenate([moved.numpy(), points[..., 2:]], -1)
-
-
-def seen_box(size: tuple[int, int], preprocessing: PreprocessingLike) -> tuple[float, float, float, float]:
-    """The part (left, top, right, bottom) of an image of (height, width) `size` that the model sees of it."""
-    height, width = size
-    corners = np.array([[0.0, 0, 1], [width, height, 1]])
-    (left, top, _), (right, bottom, _) = placed(corners, size, preprocessing)
-    across, down = width / (right - left), height / (bottom - top)  # pixels of the image to one that the model sees
-    rows, columns = preprocessing.size
-    return -left * across, -top * down, (columns - left) * across, (rows - top) * down
 
 
 def joined(first: ImageSet, second: ImageSet) -> ImageSet:

@@ -51,6 +51,7 @@ def benchmark(
     image_size: options.ImageSize = None,
     normalize: options.Normalize = None,
     layer: options.Layer = None,
+    cls: options.CountCls = True,
     finetune: Annotated[bool, typer.Option(help="Fine-tune it on each dataset first.", rich_help_panel=_MODEL)] = True,
     epochs: Annotated[int, typer.Option(min=1, help="Of the fine-tuning.", rich_help_panel=_MODEL)] = 20,
     lr: Annotated[float, typer.Option(help="Of the fine-tuning, at its peak.", rich_help_panel=_MODEL)] = 1e-4,
@@ -121,7 +122,16 @@ def benchmark(
         limit = _CPU_LIMIT
         complain("note", f"on a CPU at most {limit} images of each split are used; --limit 0 uses all")
     recipe = benchmarks.Recipe(
-        backbone, architecture, image_size, layer, finetune, epochs, lr, layer_decay=layer_decay, normalize=normalize
+        backbone,
+        architecture,
+        image_size,
+        layer,
+        cls,
+        finetune,
+        epochs,
+        lr,
+        layer_decay=layer_decay,
+        normalize=normalize,
     )
     scoring = benchmarks.Scoring(bootstrap, regression_runs, repeat_seconds, hidden_images, patch_images)
     others = [benchmarks.Results.load(path) for path in add or ()]

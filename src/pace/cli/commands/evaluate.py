@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from pace.cli import options
 from pace.cli.fitted import fit_record, open_fitted
-from pace.cli.models import Subject, device_of
+from pace.cli.models import device_of
 from pace.cli.observing import look, stored
 from pace.cli.output import say, show_scores
-from pace.cli.pictures import placed, seen_box
 from pace.cli.runs import open_run, running
-
-if TYPE_CHECKING:
-    from pace.images import ImageSet
 
 
 def evaluate(
@@ -47,6 +42,7 @@ def evaluate(
     Images are those of the fit's dataset in another split, unless --images names others.
     """
     where = device_of(device)
+    from pace.benchmark.truth import known_truth
     from pace.metrics import evaluate as score
 
     fitted = open_fitted(fit_run, where, moved)
@@ -62,6 +58,7 @@ def evaluate(
             opened = fitted.open_images()
             train = look(fitted.subject, opened, pairs=False, seed=seed, batch_size=batch_size).observations
         views = look(fitted.subject, test, pairs=True, seed=seed, batch_size=batch_size)
+        grid = views.observations.grid
         scores = score(
             fitted.concepts,
             train if rest is None else train[rest],
@@ -69,30 +66,10 @@ def evaluate(
             views.perturbed,
             bootstrap=bootstrap,
             seed=seed,
-            **_truth(test, fitted.subject, views.observations.grid),
+            **({} if grid is None else known_truth(test, fitted.subject.backbone.preprocessing, grid)),
         )
         run.record["results"] = {"images": len(test), **scores.as_dict()}
     show_scores(scores)
     say(f"{len(test)} images, by the concepts of {fitted.run.folder}")
     say(f"written to {run.folder}")
     return run.record
-
-
-def _truth(images: ImageSet, subject: Subject, grid: tuple[int, int] | None) -> dict[str, Any]:
-    """What is known about the patches: the colours of Color, the parts of CUB."""
-    from pace.images import CUB, Color
-    from pace.metrics import part_patches
-    from pace.progress import progress
-
-    if grid is None or not isinstance(images, (CUB, Color)):
-        return {}
-    preprocessing = subject.backbone.preprocessing
-    if isinstance(images, Color):
-        box = seen_box((images.size, images.size), preprocessing)
-        return {"colours": np.stack([images.patch_colors(number, grid, box) for number in range(len(images))])}
-    points = []
-    with progress("placing parts", len(images)) as advance:
-        for number in range(len(images)):
-            points.append(placed(images.parts(number), images[number].shape[1:], preprocessing))
-            advance()
-    return {"parts": part_patches(np.stack(points), preprocessing.size, grid)}
