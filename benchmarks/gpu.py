@@ -24,6 +24,8 @@ from torch import Tensor
 import pace.model.learning
 import pace.starting
 from pace import PACE, Backbone, Observations
+from pace.arguments import settings_of
+from pace.model import inference, learning
 from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,6 +41,8 @@ BLOCKS = [(1 << 16, 256, 512), (1 << 16, 256, 1024), (1 << 16, 128, 512), (1 << 
 # Rows prepared, rows summed up in one go, depth, warps, stages.
 SCATTERS = [(1 << 19, 4096, 64, 8, 3), (1 << 19, 4096, 64, 8, 4), (1 << 19, 4096, 128, 8, 3), (1 << 19, 4096, 32, 8, 5),
             (1 << 17, 4096, 64, 8, 3)]  # fmt: skip
+# Entries of φ that a thread works on at once, concepts that a warp takes.
+SWEEPS = [(8, 256), (16, 256), (32, 256), (64, 256), (16, 64), (32, 64), (16, 32)]
 
 
 class Size:
@@ -391,6 +395,47 @@ def explain(size: Size) -> None:
                 f"  d = {dim}, {covariance:5} θ {1 / theta:10,.0f} images a second, θ and φ {1 / phi:10,.0f}; θ {shares}",
                 flush=True,
             )
+            with setting(inference, "_kernel", lambda log_likelihood: None):
+                slow = seconds(lambda m=learned, o=observations: m.explain(o, patches=False)) / size.explained
+            print(f"    sweeps in torch: θ {1 / slow:10,.0f} images a second, {slow / theta:.1f} times as long")
+            sweeps(learned, observations, theta)
+
+
+def sweeps(learned: PACE, observations: Observations, theta: float) -> None:
+    """Where explaining spends its time: on a batch's evidence, and on sweeps by the kernel or by torch."""
+    settings = settings_of(learned, observations)
+    concepts = learned._fitted().to(settings.device, settings.dtype)
+    some = slice(0, settings.chunk(observations, None, concepts.gaussians).units)
+    batch = observations.batch(some, settings.device, settings.dtype)
+    evidence, weights, _ = learning._evidence([batch], concepts, settings, relative=True)
+    images, tokens, k = evidence.shape
+    start = inference.uniform_start(images, k, tokens, settings.updates, settings.device)
+    how = {"max_sweeps": settings.max_sweeps, "tol": settings.sweep_tol}
+
+    def gamma() -> Tensor:
+        return inference.infer_gamma(evidence, weights, concepts.alpha, start, **how)
+
+    def row(work: Callable[[], object]) -> str:
+        took = seconds(work) / images
+        return f"{took * 1e6:8.2f} µs an image {took / theta:7.1%} of θ's"
+
+    attempt("  evidence", lambda: row(lambda: learning._evidence([batch], concepts, settings, relative=True)))
+    kernel = inference._kernel(evidence)
+    with setting(inference, "_kernel", lambda log_likelihood: None):
+        expected = gamma()
+        attempt("  sweeps, torch", lambda: row(gamma))
+    if kernel is None:
+        print("    no kernel here")
+        return
+    for tile in SWEEPS:
+        with setting(kernel, "TILE", tile):
+            attempt(f"  sweeps, kernel, {tile}", lambda: row(gamma))
+    needed = kernel.settle(evidence, weights.count, concepts.alpha, start[0], **how).sweeps.double()
+    off = ((gamma() - expected).abs() / expected).amax(1)
+    print(
+        f"    {float(needed.mean()):.1f} sweeps an image, {int(needed.max())} at most; γ of kernel and torch differ by "
+        f"{float(off.median()):.1e} at the median image, {float(off.max()):.1e} at most"
+    )
 
 
 def main() -> None:

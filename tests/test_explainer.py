@@ -88,6 +88,15 @@ def test_the_prediction_is_withheld_unless_asked_for(data, model):
         model.explain(blind, use_predictions=True)
 
 
+@pytest.mark.parametrize("updates", ["exact", "paper"])
+@pytest.mark.parametrize("family", ["full", "tied"])
+def test_mixtures_are_the_same_with_patches_and_without(data, family, updates):
+    model = PACE(8, covariance=family, updates=updates, max_iter=30, tol=1e-2, device="cpu").fit(data.observations)
+    whole, brief = model.explain(data.observations), model.explain(data.observations, patches=False)
+    np.testing.assert_allclose(brief.gamma, whole.gamma, rtol=1e-3, atol=1e-3)
+    assert brief.phi is None
+
+
 def test_nearest_patches_are_the_nearest_and_never_the_prefix(data, model):
     found = model.nearest_patches(data.observations, 3, 6)
     patches = data.observations.embeddings[:, 1:]

@@ -26,7 +26,7 @@ from pace.distributed import Team
 from pace.explanation import Array, Explanation
 from pace.fitting import Fitting, Start, bound_of
 from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, Settings, explain_batch, pass_over, update
+from pace.model.learning import Concepts, Settings, explain_batch, mixtures, pass_over, update
 from pace.model.refining import images_in_step
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
@@ -312,10 +312,13 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
             def explain_some(first: int, last: int) -> None:
                 batch = observations.batch(slice(first, last), settings.device, settings.dtype)
-                posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions)
-                gamma[first:last] = posterior.gamma.cpu().numpy()
-                if phi is not None:
-                    phi[first:last] = posterior.phi.cpu().numpy()
+                if phi is None and not use_predictions:
+                    gamma[first:last] = mixtures(batch, concepts, settings).cpu().numpy()
+                else:
+                    posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions)
+                    gamma[first:last] = posterior.gamma.cpu().numpy()
+                    if phi is not None:
+                        phi[first:last] = posterior.phi.cpu().numpy()
                 advance(last - first)
 
             settings.chunk(observations, None, concepts.gaussians).through(0, len(observations), explain_some)

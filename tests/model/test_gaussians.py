@@ -49,6 +49,26 @@ def test_distances_and_determinants_are_those_of_the_covariances(family):
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_contrasts_are_distances_but_for_what_all_those_of_a_patch_share(family):
+    gaussians, features, _, r, prior = setting(family)
+    gaussians = step(gaussians, features, r, prior)
+    shared = gaussians.mahalanobis(features) - gaussians.contrasts(features, within=1e9)
+    torch.testing.assert_close(shared, shared[:, :1].expand_as(shared))
+
+
+def test_tied_contrasts_keep_the_digits_of_distances_in_float32():
+    gaussians, features, _, r, prior = setting("tied", k=20, d=64, n=500)
+    gaussians = step(gaussians, features, r, prior)
+    narrow = type(gaussians)(gaussians.means.float(), gaussians.precision_cholesky.float())
+
+    def off(found):
+        error = found.double() - gaussians.mahalanobis(features)
+        return float((error - error.mean(1, keepdim=True)).abs().max())
+
+    assert off(narrow.contrasts(features.float(), within=1e9)) < 2 * off(narrow.mahalanobis(features.float()))
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=15, deadline=None)
 def test_the_m_step_raises_the_weighted_likelihood_with_its_prior(family, seed):

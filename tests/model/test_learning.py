@@ -13,7 +13,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
 from pace.arguments import settings_of
-from pace.model.learning import _ascend, fit_dirichlet, pass_over, update
+from pace.model.gaussians import FullGaussians
+from pace.model.learning import Concepts, _ascend, fit_dirichlet, pass_over, update
 from pace.model.objective import faithfulness, faithfulness_gradients
 
 FAMILIES = ["full", "diag", "tied", "low_rank"]
@@ -198,3 +199,14 @@ def test_a_learned_dirichlet_is_the_one_the_draws_came_from():
     for _ in range(30):
         alpha = fit_dirichlet(alpha, draws.log().mean(0), 1e-3)
     torch.testing.assert_close(alpha, truth, rtol=0.05, atol=0)
+
+
+def test_concepts_that_need_not_move_stay_the_same_object():
+    """With what their Gaussians have worked out, which takes longer than explaining a few images."""
+    torch.manual_seed(0)
+    gaussians = FullGaussians.seed(torch.randn(3, 4), torch.eye(4, dtype=torch.float64), rank=0)
+    concepts = Concepts(
+        gaussians, torch.zeros(4), torch.ones(3).double(), torch.zeros(3, 0).double(), torch.zeros(3).double()
+    )
+    assert concepts.to(torch.device("cpu"), torch.float32) is concepts
+    assert concepts.to(torch.device("cpu"), torch.float64).gaussians.means.dtype == torch.float64

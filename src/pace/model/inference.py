@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -171,6 +172,11 @@ def infer_alone(
 ) -> Posterior:
     """`infer` for images that no pull ties together: the few that take long go on without the others."""
     settle = partial(infer, log_det=log_det, dim=dim, tol=tol)
+    kernel = _kernel(log_likelihood)
+    if kernel is not None and max_sweeps > 1:
+        settled = kernel.settle(log_likelihood, weights.count, alpha, start[0], max_sweeps=max_sweeps - 1, tol=tol)
+        found = settle(log_likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1)  # for φ and the bound
+        return replace(found, sweeps=int(settled.sweeps.max()) + 1)
     found = settle(log_likelihood, weights, alpha, start, max_sweeps=min(_FIRST_SWEEPS, max_sweeps))
     rest = found.moving.nonzero().squeeze(1)
     while len(rest) > 0 and found.sweeps < max_sweeps:
@@ -182,3 +188,37 @@ def infer_alone(
         found.sweeps += late.sweeps
         rest = rest[late.moving]
     return found
+
+
+def infer_gamma(
+    log_likelihood: Tensor,
+    weights: Weights,
+    alpha: Tensor,
+    start: tuple[Tensor, Tensor],
+    *,
+    max_sweeps: int,
+    tol: float,
+) -> Tensor:
+    """γ (B, K) of `infer_alone`, for those who ask for neither φ nor the bound; evidence may lack what all concepts share."""
+    kernel = _kernel(log_likelihood)
+    if kernel is None:
+        nothing = log_likelihood.new_zeros(log_likelihood.shape[2])
+        return infer_alone(
+            log_likelihood, weights, alpha, start, log_det=nothing, dim=0, max_sweeps=max_sweeps, tol=tol
+        ).gamma
+    sweep = partial(kernel.settle, log_likelihood, weights.count, alpha)
+    settled = sweep(start[0], max_sweeps=max_sweeps - 1, tol=tol)
+    gamma: Tensor = alpha + sweep(settled.counts, max_sweeps=1, tol=tol).counts  # the one that gives φ to those who ask
+    return gamma
+
+
+def _kernel(log_likelihood: Tensor) -> ModuleType | None:
+    """The sweeps of sweeping.py, where they can run."""
+    if log_likelihood.device.type != "cuda" or log_likelihood.dtype != torch.float32:
+        return None
+    try:
+        from pace.model import sweeping
+    except ImportError:  # torch comes without Triton on some platforms
+        return None
+    fits = log_likelihood.shape[2] <= sweeping.MOST_CONCEPTS
+    return sweeping if fits and sweeping.usable(log_likelihood.device) else None

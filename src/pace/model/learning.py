@@ -18,7 +18,16 @@ from torch import Tensor
 
 from pace.model.feeding import Chunk, Feed, Images, Part, Visits
 from pace.model.gaussians import FAMILIES, Gaussians, Prior
-from pace.model.inference import Posterior, Updates, Weights, furthest_plausible, infer, infer_alone, uniform_start
+from pace.model.inference import (
+    Posterior,
+    Updates,
+    Weights,
+    furthest_plausible,
+    infer,
+    infer_alone,
+    infer_gamma,
+    uniform_start,
+)
 from pace.model.objective import (
     Groups,
     expected_log_theta,
@@ -65,7 +74,10 @@ class Concepts:
         return cls(gaussians, **{name: tensors[name] for name in _BESIDE_GAUSSIANS})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Concepts:
-        gaussians = {name: tensor.to(device, dtype) for name, tensor in self.gaussians.tensors().items()}
+        before = self.gaussians.tensors()
+        gaussians = {name: tensor.to(device, dtype) for name, tensor in before.items()}
+        if all(gaussians[name] is tensor for name, tensor in before.items()):
+            return self  # with what the Gaussians have worked out for their distances
         return Concepts(
             type(self.gaussians).from_tensors(gaussians),
             self.offset.to(device, dtype),
@@ -220,6 +232,16 @@ def explain_batch(batch: Batch, concepts: Concepts, settings: Settings, *, use_p
     return _infer(log_likelihood, weights, concepts, settings, None, None if predictions is None else pull)
 
 
+def mixtures(batch: Batch, concepts: Concepts, settings: Settings) -> Tensor:
+    """γ (B, K) of new images, each on its own and without ŷ, for those who do not look at patches."""
+    log_likelihood, weights, _ = _evidence([batch], concepts, settings, relative=True)
+    n_images, n_tokens, n_concepts = log_likelihood.shape
+    start = uniform_start(n_images, n_concepts, n_tokens, settings.updates, log_likelihood.device)
+    return infer_gamma(
+        log_likelihood, weights, concepts.alpha, start, max_sweeps=settings.max_sweeps, tol=settings.sweep_tol
+    )
+
+
 def update(concepts: Concepts, statistics: Statistics, prior: Prior, settings: Settings) -> Concepts:
     """The M-step."""
     label_head, pair_weights = concepts.label_head, concepts.pair_weights
@@ -241,15 +263,24 @@ def update(concepts: Concepts, statistics: Statistics, prior: Prior, settings: S
 
 
 def _evidence(
-    batches: list[Batch], concepts: Concepts, settings: Settings, room: Tensor | None = None
+    batches: list[Batch],
+    concepts: Concepts,
+    settings: Settings,
+    room: Tensor | None = None,
+    *,
+    relative: bool = False,
 ) -> tuple[Tensor, Weights, Tensor]:
-    """Log-likelihood of every token under every concept (B, J, K), the tokens' weights, and their features."""
+    """Log-likelihood of every token under every concept (B, J, K), the tokens' weights, and their features.
+
+    `relative` may leave out what a token's log-likelihoods have in common, which the bound feels but φ and γ do not.
+    """
     embeddings = batches[0].embeddings if len(batches) == 1 else torch.cat([batch.embeddings for batch in batches])
     weights = Weights.of(torch.cat([batch.attention for batch in batches]), settings.updates)
     n_images, n_tokens, dim = embeddings.shape
     x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset, room)
     if settings.updates == "exact":
-        distances = concepts.gaussians.near_distances(x, furthest_plausible(concepts.alpha, n_tokens))
+        measure = concepts.gaussians.contrasts if relative else concepts.gaussians.near_distances
+        distances = measure(x, furthest_plausible(concepts.alpha, n_tokens))
     else:  # tempered, so the nearest concept need not be the likeliest
         distances = concepts.gaussians.mahalanobis(x)
     distances = distances.view(n_images, n_tokens, len(concepts))

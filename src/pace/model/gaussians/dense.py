@@ -282,6 +282,20 @@ class TiedGaussians(Gaussians):
         squares = white.square().sum(1, keepdim=True) + centres.square().sum(1)
         return torch.addmm(squares, white, centres.T, alpha=-2).clamp_min_(0)
 
+    def contrasts(self, x: Tensor, within: float) -> Tensor:
+        """|P x - P μ_k|² - |P x|² is linear in x: no patch has to be whitened."""
+        coefficients, constant = self._linear
+        return torch.addmm(constant, x, coefficients, alpha=-2)
+
+    @cached_property
+    def _linear(self) -> tuple[Tensor, Tensor]:
+        """Σ⁻¹ (μ_k - μ) (d, K) and the constants that go with it, both seen from a concept μ in the middle."""
+        factor = self.precision_cholesky.double()
+        centres = self.means.double() @ factor
+        middle = centres[centres.square().sum(1).argmin()]
+        constant = centres.square().sum(1) - middle.square().sum()
+        return (factor @ (centres - middle).T).to(self.means.dtype), constant.to(self.means.dtype)
+
     def empty_sums(self) -> Sums:
         k, d = self.means.shape
         return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(d, d)}

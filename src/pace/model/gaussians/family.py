@@ -56,6 +56,10 @@ class Gaussians(ABC):
         """`mahalanobis`, but only roughly for a concept under which log N is more than `within` below the patch's best."""
         return self.mahalanobis(x)
 
+    def contrasts(self, x: Tensor, within: float) -> Tensor:
+        """`near_distances` but for what all those of a patch have in common, where leaving it out saves work."""
+        return self.near_distances(x, within)
+
     @abstractmethod
     def empty_sums(self) -> Sums:
         """Zeros for `accumulate`; always with `weight` Σ_i r_ik (K,) and `first` Σ_i r_ik x_i (K, d)."""

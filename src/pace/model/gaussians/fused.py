@@ -111,7 +111,7 @@ def add_scatter(
     for some in slices(len(rows), at_once):
         size = some.stop - some.start
         first, last = ((place - some.start).clamp_(0, size) for place in (stops - counts, stops))
-        with _on(x):
+        with on_its_gpu(x):
             _prepare_kernel[(triton.cdiv(size, _PREPARED), wide // TILE)](
                 x, means, scale, roots[some], rows[some], concepts[some], room, size, d,
                 WIDE=wide, ROWS=_PREPARED, TILE=TILE,
@@ -123,7 +123,7 @@ def add_scatter(
         out.add_(part[:, :d, :d])
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
+def on_its_gpu(tensor: Tensor) -> AbstractContextManager[object]:
     """Triton launches on the current GPU, torch on that of the tensor."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
@@ -164,7 +164,7 @@ def _launch_distances(
     width = gcd(width, wide)
     shifts = pad(shifts, (0, wide - shifts.shape[1]))
     stages = _fitting(stages, (height + width) * depth * (2 if precise else 1), x.high)
-    with _on(x.high):
+    with on_its_gpu(x.high):
         _distances_kernel[(grid,)](
             x.high, x.low, factors.high, factors.low, shifts, out, *(listed or (out,) * 4), len(x.high), len(shifts), band,
             WIDE=wide, PRECISE=precise, LISTED=listed is not None, HEIGHT=height, WIDTH=width, DEPTH=depth,
