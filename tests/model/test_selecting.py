@@ -9,7 +9,7 @@ import torch
 from pace import PACE, Observations
 from pace.arguments import prior_strength_of, settings_of
 from pace.model.selecting import Selection, first_guess, select
-from pace.model.selecting.evidence import OwnCovariances, OwnVariances, SharedCovariance
+from pace.model.selecting.evidence import Evidence, OwnCovariances, OwnVariances, SharedCovariance
 from pace.model.selecting.sampling import Sample
 from pace.model.selecting.search import Search
 
@@ -52,6 +52,24 @@ def test_a_few_wide_directions_that_tell_nothing_hide_no_concepts():
     wide = Observations(np.concatenate([observations.embeddings, noise], 2), observations.attention)
     assert find(wide).n_concepts == 8
     assert len(first_guess(wide, settings_of(PACE(device="cpu"), wide), 12)) >= 6
+
+
+def test_splits_with_one_covariance_gain_all_at_once_what_they_gain_one_by_one():
+    rng = np.random.default_rng(0)
+    x = torch.as_tensor(rng.normal(size=(300, 6)) + 4 * rng.normal(size=(5, 6))[np.arange(300) % 5])
+    held = torch.nn.functional.one_hot(torch.arange(300) % 5, 5).double()
+    evidence = SharedCovariance(x.T @ x / 300, 0.25, torch.eye(6, dtype=torch.float64))
+    sums = evidence.blurred({"weight": held.sum(0), "first": held.T @ x})
+    ways = {}
+    for concept in (0, 3):
+        side = torch.as_tensor(rng.random((300, 2)) < (0.3, 0.7)).T
+        cuts = [torch.stack([held[:, concept] * one, held[:, concept] * ~one], 1) for one in side]
+        some = 2 * cuts[0] * (torch.arange(300) % 2)[:, None]  # half of the patches stand for all: sums differ a little
+        ways[concept] = [evidence.halves(x, r, None) for r in (*cuts, some)]
+    fast, slow = (kind.split_gains(evidence, sums, ways) for kind in (SharedCovariance, Evidence))
+    for concept in ways:
+        assert fast[concept] == pytest.approx(slow[concept], rel=1e-9)
+        assert len({round(gain, 3) for gain in fast[concept]}) == 3
 
 
 def test_halves_further_apart_than_all_patches_spread_are_no_split():

@@ -18,9 +18,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pace.model.gaussians import Sums
+from pace.model.gaussians import Gaussians, Sums
 
 _CHUNK = 1 << 23  # numbers in covariances that are factorised together
+_ADDS_UP = 1e-4  # of what two halves hold, that they may lack of their concept: sums are made in float32
 _LIKENESS = (1.0, 4.0, 16.0, 64.0, 256.0)  # s: pseudo-patches with the pooled covariance
 
 
@@ -35,6 +36,12 @@ class Evidence(ABC):
     @abstractmethod
     def blurred(self, sums: Sums) -> Sums:
         """The sums if every patch were a small cloud."""
+
+    def halves(self, x: Tensor, r: Tensor, empty: Gaussians) -> Sums:
+        """Blurred sums of patches (n, d) with these weights (n, 2); `empty` are two concepts of the kind."""
+        sums = empty.empty_sums()
+        empty.accumulate(empty.features(x, torch.zeros_like(x[0])), r.to(x.dtype), sums)
+        return self.blurred(sums)
 
     @abstractmethod
     def total(self, sums: Sums) -> float:
@@ -77,6 +84,12 @@ class SharedCovariance(Evidence):
         # All patches together are the same whoever holds them: known once, in full precision.
         return {**sums, "second": sums["weight"].sum() * (self.spread + self.blur)}
 
+    def halves(self, x: Tensor, r: Tensor, empty: Gaussians) -> Sums:
+        return {
+            "weight": r.sum(0, dtype=torch.float64),
+            "first": r.double().T @ x.double(),
+        }  # a blur does not move means
+
     def total(self, sums: Sums) -> float:
         weight, white, degrees, lower = self._whitened(sums)
         d, n = white.shape[1], weight.sum()
@@ -99,6 +112,52 @@ class SharedCovariance(Evidence):
         gains: Tensor = saved - degrees / 2 * torch.log1p(apart / degrees)
         return gains
 
+    def split_gains(self, sums: Sums, parts: dict[int, list[Sums]]) -> dict[int, list[float]]:
+        """All at once: what a split takes off Ψ is c δδᵀ, for halves that lie δ apart, so Ψ is factorised once for all.
+
+        Halves that were found from some of a concept's patches need not add up to it; these are looked at one by one.
+        """
+        ways = [(concept, two) for concept, some in parts.items() for two in some]
+        if not ways:
+            return {concept: [] for concept in parts}
+        concepts = torch.tensor([concept for concept, _ in ways], device=sums["weight"].device)
+        n, first = (torch.stack([two[name] for _, two in ways]) for name in ("weight", "first"))  # (P, 2), (P, 2, d)
+        weight, white, degrees, lower = self._whitened(sums)
+        d, k = first.shape[2], len(weight)
+        means = first / n.clamp_min(1e-300)[:, :, None]
+        halves = (
+            torch.linalg.solve_triangular(lower, means.view(-1, d).T, upper=False).T.view_as(means) * degrees.sqrt()
+        )
+        one, other = halves.unbind(1)
+        apart, held = one - other, n.sum(1).clamp_min(1e-300)
+        share = n.prod(1) / held / degrees  # c, in the units of `white`
+        left = 1 - share * apart.square().sum(1)
+        bend = share / left.clamp_min(1e-300)  # uᵀΨ⁻¹v becomes uᵀv + bend (uᵀδ)(δᵀv)
+        along_one, along_other = (one * apart).sum(1), (other * apart).sum(1)
+        squares_one = one.square().sum(1) + bend * along_one.square()
+        squares_other = other.square().sum(1) + bend * along_other.square()
+        products = (one * other).sum(1) + bend * along_one * along_other
+        all_squares = white.square().sum(1)[:, None] + bend * (white @ apart.T).square()  # (K, P)
+        rest = all_squares.sum(0) - all_squares.gather(0, concepts[None])[0]
+        kappa = 1 / (1 + (rest + squares_one + squares_other) / (k + 1) / d)
+        between = (squares_one + squares_other - 2 * products).clamp_min(0) * n.prod(1) / held
+        centre = (
+            n[:, 0].square() * squares_one + n[:, 1].square() * squares_other + 2 * n.prod(1) * products
+        ) / held.square()
+        saved = (
+            self._price(n[:, 0], squares_one, d, kappa)
+            + self._price(n[:, 1], squares_other, d, kappa)
+            - self._price(held, centre, d, kappa)
+        )
+        gains = degrees / 2 * torch.log1p(between / degrees) - saved
+        gains[left <= 0] = -torch.inf
+        missing = (first.sum(1) - sums["first"][concepts]).abs().amax(1) + (held - weight[concepts]).abs()
+        exact = missing <= _ADDS_UP * (first.abs().amax((1, 2)) + held)
+        found: dict[int, list[float]] = {concept: [] for concept in parts}
+        for (concept, two), gain, adds_up in zip(ways, gains.tolist(), exact.tolist(), strict=True):
+            found[concept].append(gain if adds_up else super().split_gains(sums, {concept: [two]})[concept][0])
+        return found
+
     def regrouped(self, sums: Sums, group: Tensor, number: int) -> Sums:
         return {name: sums[name] if name == "second" else _regrouped(sums[name], group, number) for name in sums}
 
@@ -116,7 +175,7 @@ class SharedCovariance(Evidence):
         return weight, white, degrees, lower
 
     @staticmethod
-    def _price(weight: Tensor, squares: Tensor, d: int, kappa: float) -> Tensor:
+    def _price(weight: Tensor, squares: Tensor, d: int, kappa: float | Tensor) -> Tensor:
         return (d * torch.log1p(weight / kappa) + kappa * weight / (kappa + weight) * squares) / 2
 
 

@@ -160,6 +160,7 @@ class Search:
     def _split_proposals(self, found: Partition) -> list[tuple[float, int, Sums]]:
         """(gain, concept, sums of its two parts), the best first."""
         tokens, m = self._sample.observations.n_tokens, len(found.counts)
+        empty = self._family.seed(self._sample.x[:2] * 0, self._evidence.within, self._sample.x.shape[1])
         ways: dict[int, list[Sums]] = {}
         mixing: dict[int, list[float]] = {}
         for concept in range(len(found)):
@@ -173,7 +174,7 @@ class Search:
             # As they are, too: what divides every concept alike is hidden where the pooled spread has unit length.
             for side in (*_sides(x @ self._white, weights), *_sides(x, weights)):
                 held = scale * torch.stack([weights * side, weights * ~side], 1)
-                parts = self._sums_of(x, held)
+                parts = self._evidence.halves(x, held, empty)
                 counts = scale.new_zeros(m, 2).index_add_(0, rows // tokens, held.double())
                 alpha = found.alpha[concept] * parts["weight"] / parts["weight"].sum()
                 change = _mixing(counts, alpha).sum() - _mixing(counts.sum(1), alpha.sum()).sum()
@@ -186,12 +187,6 @@ class Search:
                 gain, best = max(scored)
                 proposals.append((gain, concept, ways[concept][best]))
         return sorted(proposals, key=lambda proposal: -proposal[0])
-
-    def _sums_of(self, x: Tensor, r: Tensor) -> Sums:
-        gaussians = self._family.seed(x[:2] * 0, self._evidence.within, x.shape[1])
-        sums = gaussians.empty_sums()
-        gaussians.accumulate(gaussians.features(x, torch.zeros_like(x[0])), r.to(x.dtype), sums)
-        return self._evidence.blurred(sums)
 
     def _neighbours(self, found: Partition) -> Tensor:
         """(P, 2), each pair once."""

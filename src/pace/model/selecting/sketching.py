@@ -12,6 +12,7 @@ from pace.model.selecting.evidence import SharedCovariance, covariance, whitenin
 _PATCHES_PER_CELL, _LEAST_PATCHES = 20, 6000
 _CELLS_PER_CONCEPT = 4  # so many more cells than concepts, or merging could not have found them
 _LLOYD_ROUNDS = 3
+_ROUNDING = 1e-6  # of their squares, below which two patches are the same one
 _AT_ONCE = 10  # one merge in so many cells before the next look
 
 
@@ -43,17 +44,21 @@ def sketch(x: Tensor, weights: Tensor, start: int, most: int, blur: float, rng: 
 
 def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> Sums:
     """k-means++ and a few rounds of Lloyd's algorithm on x; weight and first moments of the cells that hold patches."""
-    means = x[:0]
+    chosen: list[Tensor] = []
+    squares = x.square().sum(1)
     chance = weights.double()
     nearest = torch.full_like(weights, torch.inf)
     for draw in rng.random(cells):
         ladder = chance.cumsum(0)
         if ladder[-1] <= 0:  # fewer different patches than cells
             break
-        new = x[torch.searchsorted(ladder, draw * ladder[-1], right=True).clamp_max(len(x) - 1)]
-        means = torch.cat([means, new[None]])
-        nearest = torch.minimum(nearest, (x - new).square().sum(1))
+        place = torch.searchsorted(ladder, draw * ladder[-1], right=True).clamp_max(len(x) - 1)
+        chosen.append(place)
+        both = squares + squares[place]
+        distance = torch.addmv(both, x, x[place], alpha=-2)
+        nearest = torch.minimum(nearest, distance.masked_fill_(distance <= _ROUNDING * both, 0))
         chance = (nearest * weights).double()
+    means = x[torch.stack(chosen)]
     weighted = x * weights[:, None]
     for _ in range(_LLOYD_ROUNDS + 1):
         owner = torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)
