@@ -3,9 +3,9 @@
     uv run python benchmarks/choosing.py --data-root DIR --dataset cub --backbone FILE --try own:-1 last:-2 --weights 1:1 1:2
 
 For every block (`own:LAYER` weighs patches by its own CLS attention, `last:LAYER` by the last block's) EM learns 100 concepts
-from five sixths of the training images and their perturbed views; refining goes on from there with each pair of weights
-(w_f:w_s). Test images are never looked at. The transformer was fine-tuned on the held-out images too, so its predictions are
-easier there than on test images.
+from five sixths of the training images (`--views`: and their perturbed views); refining goes on from there with each pair of
+weights (w_f:w_s). Test images are never looked at. If the transformer was fine-tuned on the held-out images too, its
+predictions are easier there than on test images; `--finetune 24` fine-tunes on the five sixths alone, for so many epochs.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Backbone, Observations
 from pace.arguments import settings_of
-from pace.backbones import load, within_share
+from pace.backbones import finetune, load, within_share
 from pace.extract import observe_pair
-from pace.images import CUB, Flower, Perturbation
+from pace.images import AUGMENT_SEED, CUB, Flower, Perturbation
 from pace.metrics import (
     concepts_per_image,
     effective_concepts,
@@ -31,6 +31,7 @@ from pace.metrics import (
     stability,
     stability_ratio,
 )
+from pace.model import refining
 from pace.model.refining import Refinement, refine
 
 DATASETS = {"flower": Flower, "cub": CUB}
@@ -40,12 +41,16 @@ class Split:
     """Training images and their perturbed views, five sixths to learn from and a sixth to look at."""
 
     def __init__(self, both: tuple[Observations, Observations], device: torch.device) -> None:
-        order = np.random.default_rng(0).permutation(len(both[0]))
-        cut = len(order) // 6
-        held, others = np.sort(order[:cut]), np.sort(order[cut:])
+        held, others = sixth(len(both[0]))
         self.train, self.train_perturbed = (_on(view[others], device) for view in both)
         self.held, self.held_perturbed = (_on(view[held], device) for view in both)
         self.rows = held
+
+
+def sixth(images: int) -> tuple[np.ndarray, np.ndarray]:
+    """A sixth of the images, and the others."""
+    order = np.random.default_rng(0).permutation(images)
+    return np.sort(order[: images // 6]), np.sort(order[images // 6 :])
 
 
 def _on(view: Observations, device: torch.device) -> Observations:
@@ -80,7 +85,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--dataset", choices=DATASETS, required=True)
-    parser.add_argument("--backbone", required=True, help="fine-tuned weights")
+    parser.add_argument("--backbone", required=True, help="fine-tuned weights, or with --finetune those to begin with")
+    parser.add_argument("--normalize", choices=("imagenet", "half", "clip"))
+    parser.add_argument("--finetune", type=int, metavar="EPOCHS")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--layer-decay", type=float, default=1.0)
+    parser.add_argument("--no-cls", action="store_true")
+    parser.add_argument("--views", action="store_true", help="EM learns from perturbed views, too")
+    parser.add_argument("--images-in-step", type=int, help="of refining")
     parser.add_argument("--model", default="vit_small_patch14_reg4_dinov2")
     parser.add_argument("--try", dest="blocks", nargs="+", default=["own:-1"], help="own:LAYER or last:LAYER")
     parser.add_argument("--weights", nargs="+", default=["1:2"], help="w_f:w_s")
@@ -95,14 +107,35 @@ def main() -> None:
     images = DATASETS[arguments.dataset](arguments.data_root, "train")
     if arguments.limit:
         images = images.subset(list(range(0, len(images), -(-len(images) // arguments.limit))))
-    net = load(arguments.backbone, model=arguments.model, img_size=224).float().to(device).eval()
+    net = (
+        load(arguments.backbone, model=arguments.model, normalize=arguments.normalize, img_size=224).float().to(device)
+    )
+    if arguments.finetune:
+        held, others = sixth(len(images))
+        trained = finetune(
+            net,
+            images.subset(others.tolist()),
+            validation=images.subset(held.tolist()),
+            epochs=arguments.finetune,
+            lr=arguments.lr,
+            layer_decay=arguments.layer_decay,
+            batch_size=128,
+            augment=Perturbation(AUGMENT_SEED),
+            device=device,
+        )
+        net = trained.model
+        print(f"{trained.accuracy:.1%} of the held-out images right")
+    net.eval().requires_grad_(False)
+    if arguments.images_in_step:
+        refining.images_in_step = lambda images: arguments.images_in_step
     columns = "  ".join(
         f"{name:>8}" for name in ("faith", "stab", "(same)", "ratio", "sparsity", "effect.", "an image", "parts")
     )
     print(f"{'':32}{columns}", flush=True)
     for block in arguments.blocks:
         whose, layer = block.split(":")
-        backbone = Backbone(net, layer=int(layer), attention_layer=-1 if whose == "last" else None)
+        attention_layer = -1 if whose == "last" else None
+        backbone = Backbone(net, int(layer), count_cls=not arguments.no_cls, attention_layer=attention_layer)
         split = Split(observe_pair(backbone, images, perturb=Perturbation(0), progress=False), device)
         parts = None
         if isinstance(images, CUB):
@@ -115,7 +148,7 @@ def main() -> None:
         # Two sweeps an epoch, as few as learn well; explaining sweeps until images settle.
         model = PACE(
             arguments.concepts, refine=0, prune=False, n_init=2, max_iter=arguments.epochs, max_sweeps=2, device=device
-        ).fit(split.train, perturbed=split.train_perturbed)
+        ).fit(split.train, perturbed=split.train_perturbed if arguments.views else None)
         model.set_params(max_sweeps=100)
         took = time.perf_counter() - began
         print(f"{block:8} EM {share:5.0%} within {took:6.1f} s {row(model, split, parts)}", flush=True)
