@@ -19,7 +19,7 @@ from pace.checkpoints import Checkpoint, Saved
 from pace.distributed import Team
 from pace.model.feeding import Chunk, Feed, Lazy, Visits, bytes_per_image
 from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, Expectation, Memory, Settings, explain_batch, under, update
+from pace.model.learning import Concepts, Expectation, Memory, Settings, mixtures, under, update
 from pace.model.objective import Bound
 from pace.model.refining import Refinement, refine
 from pace.model.selecting import Selection
@@ -388,7 +388,7 @@ def prediction_follows(observations: Observations, concepts: Concepts, settings:
     gamma, guess = [], []
     for _, batch in some.batches(size, settings.device, settings.dtype):
         assert batch.predictions is not None
-        gamma.append(explain_batch(batch, concepts, settings).gamma.cpu())
+        gamma.append(mixtures(batch, concepts, settings).cpu())
         guess.append(batch.predictions.argmax(1).cpu())
     theta, said = torch.nn.functional.normalize(torch.cat(gamma), p=1.0).numpy(), torch.cat(guess).numpy()
     known, asked = slice(0, None, 2), slice(1, None, 2)

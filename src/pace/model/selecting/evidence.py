@@ -80,6 +80,8 @@ class Evidence(ABC):
 class SharedCovariance(Evidence):
     """One Σ for all concepts; `second` (d, d)."""
 
+    _known: tuple[Sums, tuple[Tensor, Tensor, Tensor, Tensor]] | None = None  # sums are never changed in place
+
     def blurred(self, sums: Sums) -> Sums:
         # All patches together are the same whoever holds them: known once, in full precision.
         return {**sums, "second": sums["weight"].sum() * (self.spread + self.blur)}
@@ -165,14 +167,17 @@ class SharedCovariance(Evidence):
         return {name: sums[name] if name == "second" else _divided(sums[name], concept, parts[name]) for name in sums}
 
     def _whitened(self, sums: Sums) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """n_k, the means in units of Σ, ν, and the Cholesky factor of Ψ."""
+        """n_k, the means in units of Σ, ν, and the Cholesky factor of Ψ, once for the same sums."""
+        if self._known is not None and self._known[0] is sums:
+            return self._known[1]
         weight = sums["weight"]
         means = sums["first"] / weight.clamp_min(1e-300)[:, None]
         scatter = self.spread + sums["second"] - (means * weight[:, None]).T @ means
         degrees = weight.sum() + means.shape[1] + 2
         lower = torch.linalg.cholesky(scatter)
         white = torch.linalg.solve_triangular(lower, means.T, upper=False).T * degrees.sqrt()
-        return weight, white, degrees, lower
+        self._known = sums, (weight, white, degrees, lower)
+        return self._known[1]
 
     @staticmethod
     def _price(weight: Tensor, squares: Tensor, d: int, kappa: float | Tensor) -> Tensor:
