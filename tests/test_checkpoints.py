@@ -212,7 +212,7 @@ def test_a_folder_with_other_things_in_it_is_not_taken(tmp_path):
 def test_a_checkpoint_holds_no_code(tmp_path, monkeypatch):
     folder = stopped(tmp_path / "fit", monkeypatch)
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
-    assert json.loads((folder / "index.json").read_bytes())["format"] == "pace-checkpoint-1"
+    assert json.loads((folder / "index.json").read_bytes())["format"] == "pace-checkpoint-2"
 
 
 def test_ctrl_c_leaves_the_checkpoint_to_go_on_from(tmp_path, monkeypatch):

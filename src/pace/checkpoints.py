@@ -25,7 +25,7 @@ from pace.distributed import Team
 from pace.model.feeding import Lazy
 from pace.observations import Observations
 
-FORMAT = "pace-checkpoint-1"
+FORMAT = "pace-checkpoint-2"
 _INDEX = "index.json"
 _LOOKED_AT = 32  # images that stand for all when data are compared
 _Facts = dict[str, Any]

@@ -115,9 +115,7 @@ class Fitting:
         try:
             if not course.interrupted:
                 self._pause()  # the start may have taken long
-                for view in self._views:
-                    if isinstance(view, Lazy):
-                        view.forget()  # what the start looked at, which a resumed fit has not seen
+                self._forget()  # what the start looked at, which a resumed fit has not seen
                 if course.refined is None:
                     self._learn()
                 if self._plan.refinement is not None:
@@ -125,6 +123,8 @@ class Fitting:
         except KeyboardInterrupt:
             if self._team.size > 1:
                 raise
+            if course.refined is not None:
+                course.concepts = course.refined  # with the H and β of EM
             course.interrupted = True
         if self._checkpoint is not None and not course.interrupted:
             self._checkpoint.remove()
@@ -136,6 +136,11 @@ class Fitting:
         self._views = [self._observations] if perturbed is None else [self._observations, perturbed]
         self._negatives = None if perturbed is None else self._settings.negatives
         self._visits = Visits(len(self._observations), self._negatives, self._team.rank, self._team.size)
+
+    def _forget(self) -> None:
+        for view in self._views:
+            if isinstance(view, Lazy):
+                view.forget()
 
     # -- the two ways to learn ------------------------------------------------------------------------------------------
 
@@ -223,6 +228,7 @@ class Fitting:
                 self._share_refined()
             course.refining, course.memory = None, None
             self._look_at(self._perturbed)
+            self._forget()
             self._measure()
             self._pause()
         assert course.refined is not None

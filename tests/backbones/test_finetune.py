@@ -367,3 +367,17 @@ def test_early_blocks_learn_at_a_smaller_rate(images: ImageSet) -> None:
         "norm.weight": 1,
     }.items():
         assert share / 2 < moved[0.1][name] / moved[1.0][name] < 2 * share, name
+
+
+def test_what_comes_after_a_single_block_learns_at_the_full_rate() -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=2)
+    shares = {id(p): share for p, share in training._shares_of_rate(finetuning._tower(model), 0.5)}
+    found = {name: shares[id(p)] for name, p in model.named_parameters()}
+    assert (found["pos_embed"], found["blocks.0.norm1.weight"], found["norm.weight"], found["head.weight"]) == (
+        0.5,
+        1,
+        1,
+        1,
+    )

@@ -44,6 +44,12 @@ def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
     assert [row["method"]["label"] for row in shown["results"]["rows"]] == ["majority", "kmeans", "two"]
 
 
+def test_a_run_without_a_single_score_is_a_failure(tiny, capsys):
+    code, _, err = pace(capsys, *tiny, "--methods", "kmeans", "--layer", 99, "--no-finetune", "--out", "found")
+    assert code == 1
+    assert "no method could be scored" in err
+
+
 def test_an_inner_block_of_a_model_with_registers_is_explained_by_every_method(with_registers, tiny, tmp_path, capsys):
     tiny[1:4] = with_registers
     methods = "pace,saliency,shap,lime,agi,craft,semi-nmf"

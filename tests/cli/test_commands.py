@@ -286,6 +286,25 @@ def test_a_finetuned_folder_is_a_model(finetuned: Path):
     assert invoke("explain", "shop/flat/0.png").code == 0
 
 
+def test_a_file_that_says_how_it_was_trained_is_finetuned_and_opened_again(finetuned: Path):
+    file = (finetuned / "model.safetensors").rename(finetuned.parent / "half.safetensors")  # no run beside it
+    again = (
+        "finetune",
+        "--images",
+        "shop/photos",
+        "--model",
+        file.name,
+        *SHOP_MODEL[2:],
+        "--epochs",
+        "1",
+        "--out",
+        "more",
+    )
+    assert invoke(*again).code == 0
+    document = invoke("fit", "--images", "shop/photos", "--model", "more", *QUICK, "--json").document
+    assert document["model"]["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
+
+
 def test_a_finetuned_model_can_be_finetuned(finetuned: Path):
     again = ("finetune", "--images", "shop/photos", "--model", "tuned", "--epochs", "1")
     assert invoke(*again, "--out", "twice").code == 0

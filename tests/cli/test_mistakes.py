@@ -41,6 +41,11 @@ FIT = ("fit", "--images", "photos")
         ((*FIT, "--model", "photos"), "config.json"),
         ((*FIT, "--model", "vit_tiny_patch16_224", "--architecture", "test_vit"), "for a file of weights"),
         ((*FIT, *MODEL, "--probe", "--images", "flat"), "--probe needs labels"),
+        (("fit", "--images", "color", "--model", "color", "--normalize", "half"), "the model color has its own"),
+        (
+            ("fit", "--observations", "seen", "--normalize", "half"),
+            "leave --architecture, --image-size and --normalize out",
+        ),
         (("finetune", "--images", "flat", *MODEL), "no labels"),
         (("explain", "nothing.jpg"), "nothing.jpg: no such picture"),
         (("explain", "flat/0.png", "--level", "90"), "between 0 and 1"),

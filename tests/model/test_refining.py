@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
 from pace.arguments import refinement_of
@@ -175,3 +176,29 @@ def test_other_words_and_numbers_of_steps_are_refused(steps):
 
 def test_a_step_looks_at_a_share_of_the_images_within_limits():
     assert [images_in_step(n) for n in (10, 1000, 4800, 10**6)] == [64, 64, 150, 192]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 11])
+def test_any_number_of_steps_can_be_made(steps):
+    assert len(fitted(refine=steps, max_iter=2).refinement_) == steps
+
+
+def test_what_was_refined_is_not_lost_to_ctrl_c_in_the_last_pass(monkeypatch):
+    import pace.fitting
+
+    kept, run = [], pace.fitting.refine
+
+    def refined_then_interrupted(*arguments):
+        kept.append(run(*arguments))
+        monkeypatch.setattr(pace.fitting.Fitting, "_pass", interrupted)
+        return kept[0]
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pace.fitting, "refine", refined_then_interrupted)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model = fitted(refine=3, max_iter=2)
+    np.testing.assert_allclose(
+        model.means_, (kept[0][0].gaussians.means + kept[0][0].offset).numpy(), rtol=1e-5, atol=1e-6
+    )

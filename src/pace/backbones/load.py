@@ -70,10 +70,10 @@ def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Modul
         raise ValueError(f"{path}: which architecture is this? Pass model=, a timm name such as 'vit_base_patch16_224'")
     with safe_open(path, "pt") as file:
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118, not a dict
-        trained_with = json.loads((file.metadata() or {}).get("pace", "{}")).get("preprocessing", {})
+        trained_with = _trained_with(file.metadata() or {})
     classes = next((shapes[key][0] for key in ("head.weight", "head.fc.weight") if key in shapes), 0)
     overlay = {"file": str(path), "custom_load": False, "num_classes": classes}
-    overlay |= {name: tuple(trained_with[name]) for name in ("mean", "std") if name in trained_with}
+    overlay |= trained_with
     try:
         # timm's own loading translates names and resamples position embeddings to the size asked for.
         return _timm(
@@ -82,6 +82,15 @@ def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Modul
         )
     except RuntimeError as error:
         raise ValueError(f"{path}: not the weights of {model}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _trained_with(metadata: dict[str, str]) -> dict[str, tuple[float, ...]]:
+    """Mean and deviation that `finetune` wrote into a file; other files may say anything there, or nothing."""
+    try:
+        found = json.loads(metadata["pace"])["preprocessing"]
+        return {name: tuple(map(float, found[name])) for name in ("mean", "std")}
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def _folder(path: Path, options: dict[str, Any]) -> nn.Module:

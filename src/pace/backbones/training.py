@@ -159,10 +159,11 @@ def _shares_of_rate(tower: Tower, decay: float) -> Iterator[tuple[Tensor, float]
     """The parameters that are trained, each with its share of the learning rate: 1 in the last block and the classifier."""
     last = len(tower.blocks)
     depth = {id(parameter): number for number, block in enumerate(tower.blocks, 1) for parameter in block.parameters()}
+    of_blocks = set(depth)
     depth |= {id(parameter): last for layer in tower.classifiers for parameter in layer.parameters()}
     usual = 0  # of what embeds patches and positions, which comes before the blocks; norms and pools come after them
     for parameter in tower.model.parameters():
-        if usual == 0 and 0 < depth.get(id(parameter), 0) < last:
+        if id(parameter) in of_blocks:
             usual = last
         if parameter.requires_grad:
             yield parameter, decay ** (last - depth.get(id(parameter), usual))

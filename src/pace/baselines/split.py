@@ -63,6 +63,7 @@ class _Some:
     def __init__(self, array: ArrayLike, places: list[int]) -> None:
         self._array, self._places = array, places
         self.shape = (array.shape[0], len(places), *array.shape[2:])
+        self.dtype = array.dtype
 
     def __getitem__(self, rows: Any) -> Any:
         if isinstance(rows, (int, np.integer)):

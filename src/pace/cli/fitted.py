@@ -40,6 +40,13 @@ class Fitted:
     def class_names(self) -> tuple[str, ...] | None:
         return self.subject.class_names
 
+    @property
+    def in_use(self) -> str:
+        """How many concepts, and of which run."""
+        total = len(self.concepts.means_)
+        used = total - len(self.concepts.empty_concepts_)
+        return f"the {used if used == total else f'{used} of {total}'} concepts in use of {self.run.folder}"
+
     def open_images(self) -> ImageSet:
         """The images the concepts were learned from, if they are still there and the same."""
         opened = self.images.open()

@@ -133,6 +133,14 @@ def _open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module
     if choice.name == "color":
         from pace import demo
 
+        own = {
+            "--architecture": choice.architecture,
+            "--image-size": choice.image_size,
+            "--normalize": choice.normalize,
+        }
+        for option, given in own.items():
+            if given is not None:
+                raise Problem(f"{option}: the model color has its own; leave {option} out")
         return demo.load_model(), demo.class_names()
     folder = path if path.name != CHECKPOINT else path.parent
     if (folder / "run.json").is_file():
@@ -164,9 +172,11 @@ def _finetuned(run: Run) -> tuple[nn.Module, tuple[str, ...]]:
     choice = ModelChoice(base["name"], base["architecture"], base["image_size"], normalize=base.get("normalize"))
     if choice.architecture and Path(choice.name).suffix == ".safetensors":
         choice = replace(choice, name=choice.architecture, architecture=None)  # the first weights may be gone by now
-    model, _ = _open_model(choice, pretrained=False)
-    found = load_finetuned(model, run.file(CHECKPOINT))
     made_for = read_checkpoint(run.file(CHECKPOINT))[1]["preprocessing"]
+    model: Any = _open_model(choice, pretrained=False)[0]
+    if hasattr(model, "pretrained_cfg"):  # of timm, which says what its own weights expect, and not what these do
+        model.pretrained_cfg = {**model.pretrained_cfg, "mean": tuple(made_for["mean"]), "std": tuple(made_for["std"])}
+    found = load_finetuned(model, run.file(CHECKPOINT))
     if made_for != _as_lists(asdict(found.preprocessing)):
         raise Problem(f"{run.folder}: {choice.name} now expects other images than it was fine-tuned with: {made_for}")
     return found.model, found.class_names

@@ -83,7 +83,8 @@ def refine(
     head = torch.zeros(len(concepts), observations.n_classes, dtype=settings.dtype, device=settings.device)
     head.requires_grad_()
     adam = torch.optim.Adam([{"params": [p], "lr": lr} for p, lr in zip((means, metric, head), _RATES, strict=True)])
-    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, list(_RATES), total_steps=refinement.steps, pct_start=_WARM_UP)
+    warm_up = max(_WARM_UP, 2 / refinement.steps) if refinement.steps > 2 else _WARM_UP  # a step up, and steps down
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, list(_RATES), total_steps=refinement.steps, pct_start=warm_up)
     alpha = concepts.alpha
     history = torch.zeros(refinement.steps, 3, device=settings.device)
     log_theta, seen, begin = torch.zeros_like(alpha), 0, 0

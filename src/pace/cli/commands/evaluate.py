@@ -70,6 +70,6 @@ def evaluate(
         )
         run.record["results"] = {"images": len(test), **scores.as_dict()}
     show_scores(scores)
-    say(f"{len(test)} images, by the concepts of {fitted.run.folder}")
+    say(f"{len(test)} images, by {fitted.in_use}")
     say(f"written to {run.folder}")
     return run.record

@@ -224,9 +224,7 @@ def _show(run: Run, fitted: Fitted, level: float) -> None:
         say()
     if len(found) > _PRINTED:
         say(f"and {len(found) - _PRINTED} more pictures")
-    total = len(fitted.concepts.means_)
-    used = total - len(fitted.concepts.empty_concepts_)
-    say(f"by the {used if used == total else f'{used} of {total}'} concepts in use of {fitted.run.folder}")
+    say(f"by {fitted.in_use}")
     files = run.record["results"]["files"]
     say(f"written to {run.folder}")
     say(run.file(files["report"]).resolve().as_uri())

@@ -119,6 +119,8 @@ def fit(
     """
     if observations is not None and (images is not None or model is not None):
         raise Problem("--observations already says which images and model; leave --images and --model out")
+    if observations is not None and (architecture or image_size or normalize):
+        raise Problem("--observations says how its model sees; leave --architecture, --image-size and --normalize out")
     if observations is None and (images is None or model is None):
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
     with team(device) as (where, several, leads):
