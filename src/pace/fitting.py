@@ -38,10 +38,8 @@ class Start(NamedTuple):
 
 
 _ROUNDS = 6  # of mixing, in a shuffle
-_LOOKED_AT, _FAITHFUL = (
-    1000,
-    0.99,
-)  # images by which it is told whether to refine, and the share that says there is no need
+_LOOKED_AT = 1000  # images by which it is told whether the prediction follows from the concepts
+_FAITHFUL = 0.99  # the share of them for which it must
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,12 @@ def test_weights_go_into_a_fresh_model_of_the_same_architecture_only(images: Ima
     loaded = load_finetuned(tiny(seed=1, classes=7), path)
     assert equal(weights(loaded.model), weights(result.model))
     assert (loaded.accuracy, loaded.class_names) == (result.accuracy, result.class_names)
+    half = timm.create_model("test_vit", img_size=32, num_classes=2)
+    half.pretrained_cfg = {**half.pretrained_cfg, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    trained = finetune(half, images, checkpoint=tmp_path / "half.safetensors", **SETTINGS).preprocessing
+    again = load_finetuned(timm.create_model("test_vit", img_size=32), tmp_path / "half.safetensors")
+    assert trained == again.preprocessing == Backbone(again.model).preprocessing
+    assert trained.mean == (0.5, 0.5, 0.5)
     with pytest.raises(ValueError, match="do not fit test_vit"):
         load_finetuned(timm.create_model("test_vit"), path)
     with pytest.raises(FileNotFoundError, match="no fine-tuned model at"):

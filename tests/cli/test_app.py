@@ -87,6 +87,13 @@ def test_the_datasets_are_those_that_can_be_opened():
     assert {*known, "color"} == set(DATASETS)
 
 
+def test_the_normalisations_are_those_that_can_be_asked_for():
+    from pace.backbones.preprocessing import NORMALIZATIONS
+    from pace.cli.options import Normalization
+
+    assert set(NORMALIZATIONS) == set(Normalization)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pace.backbones.checkpoints import Checkpoints, read_checkpoint
 from pace.backbones.find import find
 from pace.backbones.fingerprint import fingerprint
+from pace.backbones.from_timm import normalize_with
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Tower
 from pace.backbones.training import Epoch, Pictures, Run, best_of, one_epoch
@@ -178,7 +179,10 @@ def finetune(
 
 
 def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Finetuned:
-    """The fine-tuned weights of `checkpoint` put into a model of the same architecture, in place."""
+    """The fine-tuned weights of `checkpoint` put into a model of the same architecture, in place.
+
+    A model of timm then also expects images normalised as they were in training.
+    """
     path = Path(checkpoint)
     weights, metadata = read_checkpoint(path)
     names = tuple(metadata["class_names"])
@@ -190,6 +194,9 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
             f"{path} holds weights of {metadata['architecture']}, which do not fit {_architecture(tower.model)}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
+    if hasattr(tower.model, "pretrained_cfg"):
+        normalize_with(tower.model, metadata["preprocessing"]["mean"], metadata["preprocessing"]["std"])
+        tower = _tower(tower.model)
     history = tuple(Epoch(*epoch) for epoch in metadata["history"])
     best = best_of(history)
     return Finetuned(tower.model.eval(), history[best].accuracy, best, history, names, tower.preprocessing, path)

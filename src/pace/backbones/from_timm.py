@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.preprocessing import Channels, Preprocessing
 from pace.backbones.tower import Sizes, Tower, classifier_of
 from pace.backbones.windows import Windows
 
@@ -72,6 +72,11 @@ def _channels(model: Any) -> int:
 def _pretrained(model: Any) -> dict[str, Any]:
     """The configuration of the pretrained weights, where the model was made with one."""
     return getattr(model, "pretrained_cfg", None) or {}
+
+
+def normalize_with(model: Any, mean: Channels, std: Channels) -> None:
+    """What the model's weights were trained with, where timm cannot know."""
+    model.pretrained_cfg = {**_pretrained(model), "mean": tuple(mean), "std": tuple(std)}
 
 
 def _preprocessing(model: Any) -> Preprocessing:

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import nn
 
+from pace.backbones.from_timm import normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
 
 
@@ -59,8 +60,7 @@ def _normalize(model: Any, how: str, name: str) -> None:
         raise ValueError(f"normalize: expected {', '.join(NORMALIZATIONS)}; found {how}")
     if not hasattr(model, "pretrained_cfg"):
         raise ValueError(f"normalize: {name} is no timm model; its own configuration says what it expects")
-    mean, std = NORMALIZATIONS[how]
-    model.pretrained_cfg = {**model.pretrained_cfg, "mean": mean, "std": std}
+    normalize_with(model, *NORMALIZATIONS[how])
 
 
 def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Module:

@@ -169,14 +169,12 @@ def _finetuned(run: Run) -> tuple[nn.Module, tuple[str, ...]]:
     from pace.backbones.checkpoints import read_checkpoint
 
     base = run.record["model"]
-    choice = ModelChoice(base["name"], base["architecture"], base["image_size"], normalize=base.get("normalize"))
+    choice = ModelChoice(base["name"], base["architecture"], base["image_size"])
     if choice.architecture and Path(choice.name).suffix == ".safetensors":
         choice = replace(choice, name=choice.architecture, architecture=None)  # the first weights may be gone by now
-    made_for = read_checkpoint(run.file(CHECKPOINT))[1]["preprocessing"]
-    model: Any = _open_model(choice, pretrained=False)[0]
-    if hasattr(model, "pretrained_cfg"):  # of timm, which says what its own weights expect, and not what these do
-        model.pretrained_cfg = {**model.pretrained_cfg, "mean": tuple(made_for["mean"]), "std": tuple(made_for["std"])}
+    model, _ = _open_model(choice, pretrained=False)
     found = load_finetuned(model, run.file(CHECKPOINT))
+    made_for = read_checkpoint(run.file(CHECKPOINT))[1]["preprocessing"]
     if made_for != _as_lists(asdict(found.preprocessing)):
         raise Problem(f"{run.folder}: {choice.name} now expects other images than it was fine-tuned with: {made_for}")
     return found.model, found.class_names

@@ -9,7 +9,6 @@ few digits of the differences between concepts.
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pace.model.gaussians.fused import on_its_gpu
+from pace.model.gaussians.fused import on_its_gpu, succeeds
 
 MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 
@@ -35,18 +34,17 @@ def usable(device: torch.device) -> bool:
 
     Says so if not. Compilers differ from version to version, so one small case is always worked out both ways.
     """
-    evidence = torch.linspace(0, 7, 3 * 40 * 5).square().cos().mul(4).view(3, 40, 5).to(device)
-    alpha, counts = torch.linspace(0.01, 0.2, 5, dtype=torch.float64).to(device), evidence.new_ones(3, 5).double()
-    try:
+
+    def work() -> None:
+        evidence = torch.linspace(0, 7, 3 * 40 * 5).square().cos().mul(4).view(3, 40, 5).to(device)
+        alpha, counts = torch.linspace(0.01, 0.2, 5, dtype=torch.float64).to(device), evidence.new_ones(3, 5).double()
         found = settle(evidence, evidence.new_ones(3, 40), alpha, counts, max_sweeps=_TRIED, tol=0.0).counts
         for _ in range(_TRIED):
             counts = (evidence + torch.digamma(alpha + counts)[:, None]).softmax(2).sum(1)
-        reason = "" if torch.allclose(found, counts, rtol=1e-3) else "Triton's result differs from torch's"
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-    if reason:
-        warnings.warn(f"explaining is slower on {device} than it could be: {reason}", RuntimeWarning, stacklevel=2)
-    return not reason
+        if not torch.allclose(found, counts, rtol=1e-3):
+            raise ArithmeticError("Triton's result differs from torch's")
+
+    return succeeds(work, f"explaining is slower on {device} than it could be")
 
 
 class Settled(NamedTuple):

@@ -10,6 +10,7 @@ scatter's entry by 2⁻¹¹ of the product of its standard deviations at most, a
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from math import gcd
@@ -39,19 +40,21 @@ _PREPARED = 32  # rows of a block in which they are prepared
 @cache
 def usable(device: torch.device) -> bool:
     """Whether Triton can compile for this GPU, which also takes a C compiler on this machine; says so if it cannot."""
+
+    def work() -> None:
+        zeros = torch.zeros(1, TILE, TILE, device=device)
+        distances(Halves.of(zeros[0, :1]), triangles(zeros), zeros[0, :1], precise=True)
+
+    return succeeds(work, f"full covariances are slower on {device} than they could be")
+
+
+def succeeds(work: Callable[[], object], otherwise: str) -> bool:
+    """Whether a first small piece of work can be done; else a warning says what follows, and why."""
     try:
-        tiny = Halves.of(torch.zeros(1, TILE, device=device))
-        distances(
-            tiny,
-            triangles(torch.zeros(1, TILE, TILE, device=device)),
-            torch.zeros(1, TILE, device=device),
-            precise=True,
-        )
+        work()
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(
-            f"full covariances are slower on {device} than they could be: {reason}", RuntimeWarning, stacklevel=2
-        )
+        warnings.warn(f"{otherwise}: {reason}", RuntimeWarning, stacklevel=3)
         return False
     return True
 
