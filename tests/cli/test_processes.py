@@ -97,7 +97,13 @@ def test_ctrl_c_ends_with_130_one_line_and_one_document(workshop: Path, tmp_path
     program = [sys.executable, "-c", slow + "from pace.cli import main; main()"]
     began = tmp_path / "began"
     process = subprocess.Popen(
-        [*program, *endless, str(began)], cwd=workshop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*program, *endless, str(began)],
+        cwd=workshop,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Shells let what they start in the background ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     record = tmp_path / "run" / "run.json"
     until = time.monotonic() + 200
