@@ -13,7 +13,7 @@ from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.checkpoints import Checkpoint
+from pace.checkpoints import Checkpoint, how_far
 
 DATA = planted(0, k=3, d=4, images=23, grid=(2, 3))
 QUICK = {"n_concepts": 3, "negatives": 5, "batch_size": 10, "max_iter": 2, "max_sweeps": 4, "head_steps": 3, "n_init": 1,
@@ -154,6 +154,42 @@ def stopped(folder, monkeypatch, **parameters):
         with pytest.raises(Crash):
             fit(folder, **parameters)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "reached"),
+    [
+        # The start, two parts of each of two epochs and their ends; the minibatches; an epoch, then three steps of refining.
+        ("one view", {(0, 0), (1, 0), (2, 0)}),
+        ("online", {(done, 0) for done in range(7)}),
+        ("refining", {(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)}),
+    ],
+)
+def test_a_checkpoint_says_how_far_it_is(kind, reached, tmp_path, monkeypatch):
+    write, found = Checkpoint.write, []
+
+    def watched(self, saved):
+        write(self, saved)
+        found.append(how_far(tmp_path / "fit"))
+
+    monkeypatch.setattr(Checkpoint, "write", watched)
+    fit(tmp_path / "fit", **KINDS[kind])
+    assert set(found) == reached
+    assert found == sorted(found)
+
+
+def test_where_there_is_no_whole_checkpoint_nothing_is_said_of_it(tmp_path, monkeypatch):
+    assert how_far(tmp_path / "fit") is None
+    folder = stopped(tmp_path / "fit", monkeypatch)
+    (common,) = folder.glob("common-*")
+    for content in (common.read_bytes()[:-40], b""):
+        common.write_bytes(content)
+        assert how_far(folder) is None
+    common.unlink()
+    assert how_far(folder) is None
+    for content in ("", "[]", "{}", '{"number": []}'):
+        (folder / "index.json").write_text(content)
+        assert how_far(folder) is None
 
 
 def test_nothing_is_written_before_it_is_time(tmp_path, monkeypatch):

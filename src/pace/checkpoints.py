@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from pace.observations import Observations
 FORMAT = "pace-checkpoint-2"
 _INDEX = "index.json"
 _LOOKED_AT = 32  # images that stand for all when data are compared
+_STEP = "refining.step"  # where a fit that was being refined keeps the number of its steps
 _Facts = dict[str, Any]
 
 
@@ -38,6 +39,25 @@ class Saved:
     numbers: dict[str, Any]
     common: dict[str, Tensor]
     own: dict[str, Tensor]
+
+
+class HowFar(NamedTuple):
+    """What a checkpoint has behind it: epochs or, of a fit in minibatches, these; then steps of refining."""
+
+    done: int
+    refined: int
+
+
+def how_far(folder: str | PathLike[str]) -> HowFar | None:
+    """For people to read, from a checkpoint that may be of anything; None where there is none, or a damaged one."""
+    try:
+        index = json.loads((Path(folder) / _INDEX).read_bytes())
+        with safe_open(_file_in(Path(folder), "common", index["number"]), "pt") as common:
+            shapes = {name: common.get_slice(name).get_shape() for name in ("bounds", "refinement")}
+            under_way = int(common.get_tensor(_STEP)) if _STEP in common.keys() else 0  # noqa: SIM118
+            return HowFar(shapes["bounds"][0], under_way or shapes["refinement"][0])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        return None
 
 
 class Checkpoint:
@@ -135,7 +155,7 @@ class Checkpoint:
         return zlib.crc32(content)
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{name}-{self._number}.safetensors"
+        return _file_in(self._folder, name, self._number)
 
     def remove(self) -> None:
         """The fit is done. The index goes first, so that nothing half-removed can be resumed."""
@@ -145,6 +165,10 @@ class Checkpoint:
                 file.unlink()
             with suppress(OSError):  # somebody else's files in it stay
                 self._folder.rmdir()
+
+
+def _file_in(folder: Path, name: str, number: int) -> Path:
+    return folder / f"{name}-{number}.safetensors"
 
 
 def _ours(file: Path) -> bool:

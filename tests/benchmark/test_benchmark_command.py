@@ -30,11 +30,13 @@ def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
     assert "Table 1" in out
     assert "k-means (two)" in out
     assert "written to found" in out
+    assert "From beginning to end: Color " in out
     assert "color: two" in err
     record = json.loads((tmp_path / "found" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["configuration"]["layer"] == "auto"
     assert f"color: block {record['results']['about']['color']['backbone']['layer']}: " in err
+    assert 0 < record["results"]["about"]["color"]["seconds"] < record["seconds"]
     rows = record["results"]["rows"]
     assert [row["method"]["options"]["n_concepts"] for row in rows] == [3, 2]
     assert (tmp_path / "found" / "results.md").is_file()
@@ -69,16 +71,37 @@ def test_an_inner_block_of_a_model_with_registers_is_explained_by_every_method(w
         (["--datasets", "flower"], "error: flower: data_root is needed"),
         (["--set", "pace"], "error: --set pace: expected METHOD.OPTION=VALUE"),
         (["--set", "pace.colour=red"], "error: pace has no option 'colour'"),
+        (
+            ["--methods", "pace,kmeans", "--set", "em.refine=0"],
+            "error: options for 'em', which is not among the methods pace, kmeans; add em=pace, say, to them",
+        ),
         (["--add", "nowhere"], "error: nowhere: no such results"),
         (["--limit", "2"], "error: limit: expected 4 images or more"),
     ],
 )
-def test_mistakes_get_one_line(tiny, options, message, capsys):
+def test_mistakes_get_one_line(tiny, options, message, capsys, monkeypatch):
+    monkeypatch.setattr("pace.benchmark.running.prepare_subject", lambda *_: pytest.fail("loaded a model"))
     code, _, err = pace(capsys, *tiny, *options, "--out", "wrong")
     assert code == 1
     lines = [line for line in err.splitlines() if line]
     assert len(lines) == 1
     assert lines[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--normalize", "half"], "error: normalize: the ViT shipped for Color has its own; leave it out, or name"),
+        (["--layer-decay", "0.7"], "error: layer_decay: the ViT shipped for Color is not fine-tuned; leave it out"),
+    ],
+)
+def test_what_does_nothing_to_the_shipped_vit_is_refused(option, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pace.benchmark.running.open_dataset", lambda *_: pytest.fail("opened images"))
+    code, _, err = pace(capsys, *option, "--limit", 12, "--device", "cpu", "--out", "wrong")
+    assert code == 1
+    assert err.startswith(message)
+    assert err.count("\n") == 1
 
 
 def test_without_a_gpu_it_is_small_and_says_so(tiny, capsys):

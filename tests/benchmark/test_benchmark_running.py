@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pace.benchmark import Recipe, Results, Scoring, cache, run, running, views
-from pace.benchmark.cache import source_digest
+from pace.benchmark.cache import Cache, key_of, source_digest, stored_as
 from pace.benchmark.data import open_dataset
+from pace.benchmark.methods import Method, choose_methods
 
 METHODS = ["pace", "saliency", "kmeans"]
 QUICK = Scoring(bootstrap=10, regression_runs=2, hidden_images=4)
@@ -116,14 +117,46 @@ def test_edited_code_invalidates_what_rests_on_it_and_never_the_model(whole, tmp
     code_of = cache.code_of
     for module in (running, views):
         monkeypatch.setattr(module, "code_of", lambda name: "edited" if name == stage else code_of(name))
-    results = small(folder, recipe)
-    new = {file.name for file in (folder / "color").iterdir()} - before
+    lines = []
+    results = small(folder, recipe, report=lines.append)
+    now = {file.name for file in (folder / "color").iterdir()}
     assert not any(stage.cached for stage in results.stages if stage.name in METHODS)
-    assert {name.partition("-")[0] for name in new} == {
+    assert {name.partition("-")[0] for name in now - before} == {
         *METHODS,
         *(["observations"] if stage == "observations" else []),
     }
     assert scores_of(results) == scores_of(whole[1])
+    # Observations that nothing can read any more are gone, and nothing else is.
+    gone = before - now
+    if stage == "observations":
+        (name,) = gone
+        assert name.startswith("observations-")
+        assert f"color: removed observations that other code made: {name}" in lines
+    else:
+        assert gone == set()
+        assert not any("removed" in line for line in lines)
+
+
+def test_only_observations_of_other_code_are_removed(tmp_path):
+    kept = [
+        stored_as(code="now", model="a"),
+        stored_as(code="now", model="b"),
+        f"observations-{key_of(code='then')}-mine",
+        "observations-2026",
+        "backbone-0123456789ab",
+    ]
+    old = sorted([stored_as(code="then", model="a"), "observations-0123456789ab"])
+    for name in (*kept, *old):
+        (tmp_path / name / "train" / "original").mkdir(parents=True)
+    holiday = tmp_path / stored_as(code="then", model="b")
+    (holiday / "holiday").mkdir(parents=True)
+    link, note = (tmp_path / f"observations-{end * 12}" for end in "ab")
+    link.symlink_to(tmp_path / kept[3], target_is_directory=True)
+    note.write_text("a file")
+    found = Cache(tmp_path).discard_observations("now")
+    assert sorted(found) == old
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, holiday.name, link.name, note.name}
+    assert (tmp_path / kept[3] / "train" / "original").is_dir()
 
 
 def test_the_code_is_known_by_names_and_contents(tmp_path):
@@ -205,6 +238,79 @@ def test_cls_can_be_left_out(tmp_path):
     assert about["backbone"]["count_cls"] is False
     assert about["tokens"] == 196
     assert results.rows[0].value("cls_weight") == 0
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["stored", "in memory"])
+@pytest.mark.parametrize("name", ["registers", "no cls"])
+def test_every_token_is_observed_only_where_a_method_asks_the_model(
+    name, keep, with_registers, recipe, tmp_path, monkeypatch
+):
+    if name == "registers":
+        weights, _, architecture = with_registers
+        recipe = replace(recipe, name=weights, architecture=architecture, layer=-2)
+    else:
+        recipe = replace(recipe, count_cls=False)
+    observe, seen = views.observe_pair, []
+
+    def watched(backbone, *rest, **options):
+        seen.append(type(backbone).__name__)
+        return observe(backbone, *rest, **options)
+
+    monkeypatch.setattr(views, "observe_pair", watched)
+
+    def found(folder, *methods):
+        seen.clear()
+        results = small(tmp_path / folder, recipe, methods, options={}, store=keep)
+        assert [row.failed for row in results.rows] == [None] * len(methods)
+        return scores_of(results), {*seen}, [stage.name for stage in results.stages if stage.cached]
+
+    scores, asked, _ = found("one by one", "kmeans")
+    assert asked == {"Backbone"}
+    # A method that is added later gets what it needs, and the one before it is not computed again.
+    both, asked, before = found("one by one", "kmeans", "saliency")
+    assert asked == {"EveryToken"}
+    assert before == ["kmeans"]
+    assert both["kmeans"] == scores["kmeans"]
+    # What was observed for such a method serves the others as well, and to the same end.
+    together, asked, _ = found("together", "saliency", "kmeans")
+    assert asked == {"EveryToken"}
+    assert together == both
+    _, asked, _ = found("together", "gmm")
+    assert asked == {"EveryToken" if keep else "Backbone"}
+
+
+def test_the_methods_that_ask_the_model_are_those_that_need_every_token(with_registers):
+    import timm
+    import torch
+
+    from pace import Backbone
+    from pace.baselines import EXPLAINERS
+
+    model = timm.create_model(with_registers[2], img_size=32, num_classes=2).eval()
+    backbone = Backbone(model, -2)
+    seen = backbone.observe(torch.rand(12, 3, 32, 32))
+    few = {"max_iter": 1, "n_init": 1}
+    for method in choose_methods(list(EXPLAINERS), 2, options={"pace": few, "pace-paper": few}):
+        try:
+            method.make().fit(backbone, seen)
+            refused = False
+        except ValueError as error:
+            refused = "that the observations leave out" in str(error)
+            assert refused, method.label
+        assert refused == method.asks_model, method.label
+    assert not Method("true-colors", "true-colors").asks_model
+
+
+def test_it_says_how_long_a_dataset_took_and_whether_all_of_it_was_done(tmp_path, recipe):
+    first = small(tmp_path, recipe, ["kmeans"], options={}).about["color"]
+    assert first["seconds"] > 0
+    assert first["resumed"] is False
+    second = small(tmp_path, recipe, ["kmeans", "majority"], options={}).about["color"]
+    assert second["seconds"] > 0
+    assert second["resumed"] is True
+    assert Results.load(tmp_path).about["color"] == second
+    for page in ("tables.md", "results.md"):
+        assert "From beginning to end: Color " in (tmp_path / page).read_text()
 
 
 def test_a_dataset_without_a_model_fails_and_the_others_go_on(tmp_path, weights, cars_root):
@@ -297,16 +403,31 @@ def test_fine_tuning_never_sees_the_perturbations_of_the_scores():
         ({"methods": ["../up=pace"]}, "label '../up': expected letters, digits"),
         ({"options": {"pace": {"covarience": "tied"}}}, "pace has no option 'covarience'; it has"),
         ({"options": {"saliency": {"repeats": 2}}}, "saliency has no option 'repeats'"),
-        ({"options": {"lime": {"samples": 2}}}, "options for 'lime', which is not among the methods pace, saliency"),
+        (
+            {"options": {"lime": {"samples": 2}}},
+            "options for 'lime', which is not among the methods pace, saliency; add lime to them",
+        ),
+        (
+            {"options": {"few": {"n_concepts": 5}, "em": {"refine": 0}}},
+            "options for 'em', which is not among the methods pace, saliency; add em=pace, say, to them",
+        ),
         ({"repeats_shap": 0, "methods": ["shap"]}, "shap: repeats: expected a whole number of at least 1; found 0"),
         ({"datasets": ["flower"]}, "flower: data_root is needed"),
         ({"datasets": []}, "datasets: expected some of color"),
         ({"datasets": ["color", "color"]}, "two are called color"),
         ({"limit": 1}, "limit: expected 4 images or more; found 1"),
         ({"recipe": None, "datasets": ["cub"]}, "cub: which model is to be explained"),
+        (
+            {"recipe": Recipe(normalize="half")},
+            "normalize: the ViT shipped for Color has its own; leave it out, or name",
+        ),
+        ({"recipe": Recipe(image_size=32)}, "image_size: the ViT shipped for Color has its own"),
+        ({"recipe": Recipe(layer_decay=0.7)}, "layer_decay: the ViT shipped for Color is not fine-tuned; leave it out"),
+        ({"recipe": Recipe(epochs=3)}, "epochs: the ViT shipped for Color is not fine-tuned"),
     ],
 )
-def test_mistakes_are_answered_in_one_line_before_any_work(tmp_path, recipe, options, message):
+def test_mistakes_are_answered_in_one_line_before_any_work(tmp_path, recipe, monkeypatch, options, message):
+    monkeypatch.setattr(running, "prepare_subject", lambda *_: pytest.fail("loaded a model"))
     given = {"datasets": ["color"], "methods": ["pace", "saliency"], "recipe": recipe, **options}
     with pytest.raises(ValueError, match=message) as caught:
         run(tmp_path / "out", **given)

@@ -156,6 +156,26 @@ def test_the_time_of_every_stage_is_shown(small):
         "| CUB | pace | done before | 1.5 |  |  |",
         "| all |  | 62.3 |  |  |  |",
     ]
+    assert len(lines) == 8  # results of older versions do not say how long a dataset took
+
+
+def test_the_time_of_every_dataset_is_shown(small):
+    small.about = {dataset: dict(about) for dataset, about in small.about.items()}
+    small.about["flower"] |= {"seconds": 594.0, "resumed": False}
+    small.about["cub"] |= {"seconds": 84.04, "resumed": True}
+    for text in (as_markdown(stage_table(small)), as_page(small)):
+        line = "From beginning to end: Flower 9.9 min, CUB 84.0 s (going on from an earlier run); 11.3 min in all."
+        assert line in text
+    again = Results.from_dict(json.loads(json.dumps(small.as_dict())))
+    assert stage_table(again) == stage_table(small)
+
+
+def test_older_results_say_nothing_of_the_time_of_a_dataset_and_can_be_added(small):
+    small.about = {dataset: dict(about) for dataset, about in small.about.items()}
+    mine = results(row("flower", "kmeans", faithfulness=0.1))
+    mine.about["flower"] |= {"seconds": 12.0, "resumed": False}
+    mine.add([Results.from_dict(json.loads(json.dumps(small.as_dict())))])
+    assert stage_table(mine).notes == ["From beginning to end: Flower 12.0 s; 12.0 s in all."]
 
 
 def test_names_cannot_break_the_page():

@@ -44,29 +44,45 @@ def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: P
     assert all((photos / name).is_file() or (photos.parent / name).is_file() for name in shown)
 
 
-@pytest.mark.parametrize("how", [(), ("--minibatch", "5")])
-def test_a_killed_fit_goes_on_with_the_same_command(
-    how: tuple[str, ...], pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "writes", "where"),
+    [
+        ((), 3, "1 of at most 4 epochs"),
+        (("--minibatch", "5"), 3, "2 of at most 12 minibatches"),
+        (
+            ("--covariance", "tied", "--epochs", "1", "--refine", "3"),
+            5,
+            "1 of at most 1 epochs and 2 steps of refining",
+        ),
+    ],
+)
+def test_a_killed_fit_goes_on_with_the_same_command_and_says_from_where(
+    how: tuple[str, ...], writes: int, where: str, pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from pace.fitting import Fitting
+    from pace.checkpoints import Checkpoint, Saved
 
     fit = ("fit", "--images", "photos", *MODEL, *QUICK, *how, "--checkpoint-every", "0", "--out")
-    assert pace(*fit, tmp_path / "whole").code == 0
-    real, pauses = Fitting._pause, []
+    whole = pace(*fit, tmp_path / "whole")
+    assert whole.code == 0
+    assert "going on" not in whole.out
+    real, written = Checkpoint.write, []
 
-    def killed(self: Fitting) -> None:
-        real(self)
-        pauses.append(1)
-        if len(pauses) == 3:
+    def killed(self: Checkpoint, saved: Saved) -> None:
+        real(self, saved)
+        written.append(1)
+        if len(written) == writes:
             raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Fitting, "_pause", killed)
+        patch.setattr(Checkpoint, "write", killed)
         assert "killed" in pace(*fit, tmp_path / "killed").error
-    assert (tmp_path / "killed" / "checkpoint" / "index.json").is_file()
+    checkpoint = tmp_path / "killed" / "checkpoint"
+    assert (checkpoint / "index.json").is_file()
     other = pace(*fit, tmp_path / "killed", "--concepts", "2")
     assert "checkpoint of another fit: n_concepts was 3 and is 2" in other.error
-    assert pace(*fit, tmp_path / "killed").code == 0
+    resumed = pace(*fit, tmp_path / "killed")
+    assert resumed.code == 0
+    assert resumed.out.splitlines()[0] == f"going on after {where} ({checkpoint})"
     assert np.array_equal(concepts(tmp_path / "killed").means_, concepts(tmp_path / "whole").means_)
     assert not (tmp_path / "killed" / "checkpoint").exists()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -63,12 +65,23 @@ def key_of(**facts: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
+def stored_as(*, code: str, **facts: Any) -> str:
+    """What a folder of observations is called: after the code that made it, then after all that it depends on."""
+    return f"observations-{key_of(code=code)}-{key_of(code=code, **facts)}"
+
+
+# Until folders were called after the code as well, their names had one digest.
+_STORED = re.compile(r"observations-([0-9a-f]{12})(-[0-9a-f]{12})?")
+_SPLITS = {"train", "test"}  # all that is in such a folder
+
+
 class Cache:
-    """JSON records in a folder, by stage and key."""
+    """JSON records in a folder, by stage and key. `resumed`: an earlier run has left something in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        self.resumed = any(folder.iterdir())
 
     def path(self, stage: str, key: str, suffix: str = "json") -> Path:
         return self.folder / f"{stage}-{key}.{suffix}"
@@ -82,3 +95,21 @@ class Cache:
 
     def put(self, stage: str, key: str, record: dict[str, Any]) -> None:
         write_atomically(self.path(stage, key), json.dumps(record, indent=1, allow_nan=False).encode())
+
+    def discard_observations(self, code: str) -> list[str]:
+        """Remove the folders of observations that other code than this has made, since it can never read them.
+
+        Anything that does not look like one in every respect stays. Returns the names of those that are gone.
+        """
+        found = []
+        for folder in sorted(self.folder.glob("observations-*")):
+            name = _STORED.fullmatch(folder.name)
+            if name is None or folder.is_symlink() or not folder.is_dir():
+                continue
+            readable = name[2] is not None and name[1] == key_of(code=code)
+            if readable or not {entry.name for entry in folder.iterdir()} <= _SPLITS:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed is in nobody's way
+            if not folder.exists():
+                found.append(folder.name)
+        return found

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pace import PACE
-from pace.baselines import EXPLAINERS, Explainer, explainer
+from pace.baselines import CRAFT, EXPLAINERS, Explainer, explainer
+from pace.baselines.attribution import Attribution
 
 COLORS = "true-colors"  # made from Color's own truth, so it is not among EXPLAINERS
 REFERENCES = ("kmeans", "gmm", "semi-nmf", "embedding", "majority", COLORS)
@@ -61,6 +62,11 @@ class Method:
         """Whether it is there to read the others by, and does not compete with them."""
         return self.name in REFERENCES
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether it needs what the rest of the model reads, and not only the tokens that count."""
+        return self.name != COLORS and isinstance(self.make(), Attribution | CRAFT)
+
     def make(self) -> Explainer:
         return explainer(self.name, **self.options)
 
@@ -96,9 +102,12 @@ def choose_methods(
     twice = {label for label in labels if labels.count(label) > 1}
     if twice:
         raise ValueError(f"method {twice.pop()!r} is there twice; give one of them a label of its own, as in tied=pace")
-    stray = options.keys() - set(labels)
+    stray = sorted(options.keys() - set(labels))
     if stray:
-        raise ValueError(f"options for {stray.pop()!r}, which is not among the methods {', '.join(labels)}")
+        add = stray[0] if stray[0] in EXPLAINERS else f"{stray[0]}=pace, say,"
+        raise ValueError(
+            f"options for {stray[0]!r}, which is not among the methods {', '.join(labels)}; add {add} to them"
+        )
     for method in chosen:
         _check(method)
     return chosen

@@ -20,6 +20,7 @@ from pace.benchmark.methods import COLORS, PAPER_METHODS, Method, choose_methods
 from pace.benchmark.results import Results, Row, Stage
 from pace.benchmark.scoring import Scoring, judge
 from pace.benchmark.subject import Recipe, Subject, color_size, prepare_subject
+from pace.benchmark.tables import duration
 from pace.benchmark.views import Views
 from pace.benchmark.writing import write_results
 
@@ -87,6 +88,8 @@ def run(
     for source in datasets:
         if recipe.name is None and source != "color":
             raise ValueError(f"{source}: which model is to be explained? Only Color comes with one; name a backbone")
+    if recipe.name is None:
+        recipe.refuse_idle()
     # Images as the shipped ViT knows them: scaled down, they would have half of the noise it was trained with.
     size = color_size() if shipped_color or recipe.name is None else None
     opened = [open_dataset(source, data_root, limit, seed, size) for source in datasets]
@@ -141,20 +144,34 @@ def _run_dataset(
     device: torch.device,
     keep: bool,
 ) -> None:
+    begin = began = time.monotonic()
     cache = Cache(folder / dataset.name)
     methods = plan.methods[dataset.name]
 
     def done(name: str, began: float, cached: bool = False) -> None:
-        stage = Stage(dataset.name, name, time.monotonic() - began, cached)
+        now = time.monotonic()
+        stage = Stage(dataset.name, name, now - began, cached)
         results.stages.append(stage)
+        if dataset.name in results.about:
+            results.about[dataset.name] |= {"seconds": now - begin, "resumed": cache.resumed}
         plan.finished(stage)
 
-    began = time.monotonic()
+    removed = cache.discard_observations(code_of("observations"))
+    if removed:
+        plan.report(f"{dataset.name}: removed observations that other code made: {', '.join(removed)}")
     try:
         subject = prepare_subject(
             recipe, dataset, cache, seed, device, lambda line: plan.report(f"{dataset.name}: {line}")
         )
-        views = Views(dataset, subject, seed, batch_size, cache.folder if keep else None, scoring.hidden_images)
+        views = Views(
+            dataset,
+            subject,
+            seed,
+            batch_size,
+            cache.folder if keep else None,
+            scoring.hidden_images,
+            asked=any(method.asks_model for method in methods),
+        )
         done("backbone", began)
         about = _observe(views, subject, cache, done)
     except Exception as error:  # the other datasets still count
@@ -214,7 +231,7 @@ class _Plan:
         self._taken.append(stage)
         took = "done before" if stage.cached else f"{stage.seconds:.1f} s"
         left = self._left()
-        after = f"; about {_duration(left)} left" if left else ""
+        after = f"; about {duration(left)} left" if left else ""
         self.report(f"{stage.dataset}: {stage.name}, {took} ({len(self._taken)} of {len(self._stages())}){after}")
 
     def _stages(self) -> set[tuple[str, str]]:
@@ -236,10 +253,6 @@ class _Plan:
         known = {stage.name: stage.seconds for stage in new}
         ahead = self._stages() - {(stage.dataset, stage.name) for stage in self._taken}
         return sum(known.get(name, sum(methods) / len(methods)) for _, name in ahead)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _line(error: Exception) -> str:

@@ -48,6 +48,15 @@ class Recipe:
     layer_decay: float = 1.0
     normalize: str | None = None
 
+    def refuse_idle(self) -> None:
+        """An error for what would change nothing about the ViT that is shipped for Color."""
+        usual, has_own, untrained = Recipe(), "has its own", "is not fine-tuned"
+        idle = dict.fromkeys(("architecture", "image_size", "normalize"), has_own)
+        idle |= dict.fromkeys(("epochs", "lr", "batch_size", "layer_decay"), untrained)
+        for option, why in idle.items():
+            if getattr(self, option) != getattr(usual, option):
+                raise ValueError(f"{option}: the ViT shipped for Color {why}; leave it out, or name a backbone")
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -166,7 +166,25 @@ def stage_table(results: Results) -> Table:
         rows.append([*map(Cell, cells), *(Cell(f"{spent[part]:.1f}" if part in spent else "") for part in parts)])
     total = sum(stage.seconds for stage in results.stages)
     rows.append([*map(Cell, ("all", "", f"{total:.1f}")), *[Cell("")] * len(parts)])
-    return Table("Time", ["Dataset", "Stage", "Seconds", *map(str.title, parts)], rows, [])
+    return Table("Time", ["Dataset", "Stage", "Seconds", *map(str.title, parts)], rows, _times(results))
+
+
+def duration(seconds: float, digits: int = 0) -> str:
+    return f"{seconds:.{digits}f} s" if seconds < 90 else f"{seconds / 60:.{digits}f} min"
+
+
+def _times(results: Results) -> list[str]:
+    """How long every dataset took from beginning to end, in the run that its model is of. Older results do not know."""
+    known = {dataset: about for dataset, about in results.about.items() if "seconds" in about}
+    if not known:
+        return []
+    each = [
+        f"{_dataset(dataset)} {duration(about['seconds'], 1)}"
+        + (" (going on from an earlier run)" if about["resumed"] else "")
+        for dataset, about in known.items()
+    ]
+    total = sum(about["seconds"] for about in known.values())
+    return [f"From beginning to end: {', '.join(each)}; {duration(total, 1)} in all."]
 
 
 def _scores_table(title: str, rows: Iterable[Row], metrics: Sequence[str]) -> Table:

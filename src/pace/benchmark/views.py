@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pace.baselines import EveryToken, reads_uncounted
-from pace.benchmark.cache import code_of, key_of
+from pace.benchmark.cache import code_of, stored_as
 from pace.benchmark.data import Dataset
 from pace.benchmark.subject import Subject
 from pace.benchmark.truth import Array, known_truth, sample_images, seen_colors, true_colors
@@ -34,24 +34,39 @@ class Views:
         A folder to keep observations in; None keeps them in memory, on the GPU if there is one with room.
     hidden
         How many test images deletion and insertion are measured on.
+    asked
+        Whether some method asks the model: beside the tokens that count it then gets those that only h needs, registers say,
+        for which every image goes through the model twice.
     """
 
     def __init__(
-        self, dataset: Dataset, subject: Subject, seed: int, batch_size: int, store: Path | None, hidden: int
+        self,
+        dataset: Dataset,
+        subject: Subject,
+        seed: int,
+        batch_size: int,
+        store: Path | None,
+        hidden: int,
+        asked: bool = True,
     ) -> None:
         self.dataset, self.backbone, self.seed = dataset, subject.backbone, seed
         self._batch_size, self._hidden = batch_size, hidden
-        # Registers, say, which only h needs: every method gets them beside the tokens that count.
-        self._every = EveryToken(subject.backbone) if reads_uncounted(subject.backbone) else None
-        self.facts = {
-            "model": (self._every or subject.backbone).fingerprint(),
+        # What every result depends on. With the other tokens beside them or without, those that count are the same.
+        self.facts: dict[str, Any] = {
+            "model": subject.backbone.fingerprint(),
             "preprocessing": str(subject.backbone.preprocessing),
             "images": dataset.facts(),
             "perturbation": Perturbation(seed).fingerprint(),
             "precision": "float32" if store is None else "float16",
             "code": code_of("observations"),
         }
-        self._store = None if store is None else store / f"observations-{key_of(**self.facts)}"
+        self._store = None if store is None else store / stored_as(**self.facts)
+        self._every = None
+        if reads_uncounted(subject.backbone):
+            every = EveryToken(subject.backbone)
+            whole = None if store is None else store / stored_as(**{**self.facts, "model": every.fingerprint()})
+            if asked or (whole is not None and whole.is_dir()):  # what is there already serves the others as well
+                self._every, self._store = every, whole
 
     @cached_property
     def train(self) -> tuple[Observations, Observations]:

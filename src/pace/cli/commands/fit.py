@@ -149,6 +149,9 @@ def fit(
                 )
             else:
                 views = look(subject, opened, pairs=pairs, seed=seed, batch_size=batch_size)
+            checkpoint = None if folder is None else folder / _CHECKPOINT
+            if checkpoint is not None:
+                _say_how_far(checkpoint, epochs, None if minibatch is None else -(-len(opened) // minibatch))
             learned = PACE(
                 concepts,
                 covariance=covariance.value,
@@ -166,7 +169,7 @@ def fit(
             ).fit(
                 views.observations,
                 perturbed=views.perturbed,
-                checkpoint=None if folder is None else folder / _CHECKPOINT,
+                checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
             )
             return learned, views
@@ -191,6 +194,18 @@ def fit(
                 raise KeyboardInterrupt(f"after {learned.n_iter_} {unit}; what was learned is in {run.folder}")
     _show(run, learned.selection_)
     return run.record
+
+
+def _say_how_far(checkpoint: Path, epochs: int, minibatches: int | None) -> None:
+    """One line where there is something to go on from; `minibatches` in an epoch."""
+    from pace.checkpoints import how_far
+
+    found = how_far(checkpoint)
+    if found is None:
+        return
+    unit, most = ("epochs", epochs) if minibatches is None else ("minibatches", epochs * minibatches)
+    refined = f" and {found.refined} steps of refining" if found.refined else ""
+    say(f"going on after {found.done} of at most {most} {unit}{refined} ({checkpoint})")
 
 
 def _alpha(text: str) -> float | str:
