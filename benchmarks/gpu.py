@@ -194,11 +194,10 @@ def scatter(size: Size, rates: dict[str, float]) -> None:
         if kernels is not None:
             best = {}
             for chosen in SCATTERS:
-                shift = torch.zeros(k, d, dtype=torch.float64, device=DEVICE)
 
                 def add(out: Tensor, rows: Tensor = rows, concepts: Tensor = concepts, counts: Tensor = counts,
-                        weights: Tensor = weights, shift: Tensor = shift) -> None:  # fmt: skip
-                    kernels.add_scatter(x, gaussians.means, rows, concepts, counts, weights, shift, out)
+                        weights: Tensor = weights) -> None:  # fmt: skip
+                    kernels.add_scatter(x, gaussians.means, rows, concepts, counts, weights, out)
 
                 def timed(chosen: tuple[int, ...] = chosen, best: dict = best, add: Callable = add) -> str:
                     text = row(add)

@@ -216,14 +216,12 @@ class FullGaussians(Gaussians):
                 sums["second"][k].add_(centred.T @ centred)
         else:
             first = torch.mm(r.T, x).double() - weight[:, None] * means
+            kernels.add_scatter(x, self.means, rows, concepts, counts, weights, sums["second"])
         sums["weight"].add_(weight)
         sums["first"].add_(first + weight[:, None] * means)
         # Σ r x xᵀ = Σ r (x-μ)(x-μ)ᵀ + f μᵀ + μ fᵀ + n μ μᵀ, with f = Σ r (x-μ)
         half = first + weight[:, None] / 2 * means
-        if kernels is None:
-            sums["second"].baddbmm_(torch.stack([half, means], 2), torch.stack([means, half], 1))
-        else:
-            kernels.add_scatter(x, self.means, rows, concepts, counts, weights, half, sums["second"])
+        sums["second"].baddbmm_(torch.stack([half, means], 2), torch.stack([means, half], 1))
 
     def maximise(self, sums: Sums, prior: Prior) -> FullGaussians:
         means = self._new_means(sums)

@@ -97,19 +97,9 @@ def distances_at(x: Halves, factors: Halves, shifts: Tensor, rows: Tensor, count
 
 
 def add_scatter(
-    x: Tensor,
-    means: Tensor,
-    rows: Tensor,
-    concepts: Tensor,
-    counts: Tensor,
-    weights: Tensor,
-    shift: Tensor,
-    out: Tensor,
+    x: Tensor, means: Tensor, rows: Tensor, concepts: Tensor, counts: Tensor, weights: Tensor, out: Tensor
 ) -> None:
-    """Add Σ_i w_i (x_i - μ_k)(x_i - μ_k)ᵀ + s_k μ_kᵀ + μ_k s_kᵀ to out (K, d, d), which is symmetric.
-
-    Rows as in `distances_at`, `concepts` the k of each; `shift` (K, d) and out are float64.
-    """
+    """Add Σ_i w_i (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d), float64; rows as in `distances_at`, `concepts` the k of each."""
     at_once, run, depth, warps, stages = SCATTER
     x, means, (n, d) = x.contiguous(), means.contiguous(), x.shape
     wide = d + -d % TILE
@@ -117,10 +107,10 @@ def add_scatter(
     scale = torch.maximum(torch.linalg.vector_norm(x, dim=0) / n**0.5, means.abs().amax(0) / 256).clamp_min_(1e-30)
     scale = pad(scale, (0, wide - d), value=1.0)
     room = torch.empty(min(at_once, len(rows)), wide, dtype=torch.float16, device=x.device)
+    part = torch.empty(len(means), wide, wide, device=x.device)
     stages = _fitting(stages, 2 * TILE * depth, x)
     left, right = torch.triu_indices(wide // TILE, wide // TILE, device=x.device).to(torch.int32)
-    stops, roots, centres = counts.cumsum(0), weights.sqrt(), means.double()
-    longest_first = counts.argsort(descending=True)  # so that the GPU is busy to the end
+    stops, roots = counts.cumsum(0), weights.sqrt()
     for some in slices(len(rows), at_once):
         size = some.stop - some.start
         first, last = ((place - some.start).clamp_(0, size) for place in (stops - counts, stops))
@@ -130,10 +120,10 @@ def add_scatter(
                 WIDE=wide, ROWS=_PREPARED, TILE=TILE,
             )  # fmt: skip
             _scatter_kernel[(len(left), len(counts))](
-                room, scale, left, right, longest_first, first, last, centres, shift, out, d,
+                room, scale, left, right, first, last, part,
                 WIDE=wide, RUN=run, TILE=TILE, DEPTH=depth, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        shift = torch.zeros_like(shift)
+        out.add_(part[:, :d, :d])
 
 
 def on_its_gpu(tensor: Tensor) -> AbstractContextManager[object]:
@@ -245,11 +235,11 @@ def _prepare_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scatter_kernel(  # type: ignore[no-untyped-def]
-    room, scale, lefts, rights, order, starts, stops, means, shift, out, d,
+    room, scale, lefts, rights, starts, stops, out,
     WIDE: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one concept's scatter, on or above the diagonal, added to what is there, and its mirror image."""
-    concept = tl.load(order + tl.program_id(1)).to(tl.int64)
+    """One tile of one concept's scatter, on or above the diagonal, and its mirror image."""
+    concept = tl.program_id(1).to(tl.int64)
     start, stop = tl.load(starts + concept), tl.load(stops + concept)
     left, right = tl.load(lefts + tl.program_id(0)), tl.load(rights + tl.program_id(0))
     across, down = left * TILE + tl.arange(0, TILE), right * TILE + tl.arange(0, TILE)
@@ -265,14 +255,7 @@ def _scatter_kernel(  # type: ignore[no-untyped-def]
             part = tl.dot(tl.trans(one), other, part)
         total += part
     total *= tl.load(scale + across)[:, None] * tl.load(scale + down)[None, :]
-    known = (across[:, None] < d) & (down[None, :] < d)
-    out += concept * d * d
-    here = out + (across[:, None] * d + down[None, :])
-    sums = tl.load(here, mask=known) + total
-    one, other = concept * d + across, concept * d + down
-    mean_one, mean_other = tl.load(means + one, mask=across < d), tl.load(means + other, mask=down < d)
-    shift_one, shift_other = tl.load(shift + one, mask=across < d), tl.load(shift + other, mask=down < d)
-    sums += shift_one[:, None] * mean_other[None, :] + mean_one[:, None] * shift_other[None, :]
-    tl.store(here, sums, mask=known)
+    out += concept * WIDE * WIDE
+    tl.store(out + (across[:, None] * WIDE + down[None, :]), total)
     if left != right:
-        tl.store(out + (down[:, None] * d + across[None, :]), tl.trans(sums), mask=tl.trans(known))
+        tl.store(out + (down[:, None] * WIDE + across[None, :]), tl.trans(total))
