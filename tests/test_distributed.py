@@ -5,7 +5,9 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,26 +18,43 @@ from torch.distributed import HashStore
 from pace import PACE
 from pace.distributed import Team, fresh_part, processes
 
-DATA = planted(0, k=3, d=4, images=23, grid=(2, 3))
+# 64 images in the first step, in chunks of 20; 1 in the second, for all processes.
+REFINING = {"refine": 3, "max_iter": 1, "images": 65, "batch_size": 20}
 KINDS = {
     "full batch": {"covariance": "full", "n_init": 2},
     "one view": {"covariance": "diag", "paired": False},
     "low rank": {"covariance": "low_rank", "rank": 2},
     "online": {"minibatch": 11},
-    "refining": {"refine": 3, "max_iter": 1},
+    "refining": REFINING,
+    "refining in float32": REFINING | {"dtype": "float32"},
+    "refining if need be": {"refine": "auto", "prune": False, "enough": 10},
+    "refining left out": {"refine": "auto", "prune": False, "enough": 10, "faithful": 0.0},
     "number found": {"n_concepts": "auto"},
     "more processes than groups": {"negatives": 23},
 }
 
 
-STOPS = (1, 2, 4, 6)  # checkpoints after which the processes are ended
+NEAR = {"refining in float32": {"rtol": 5e-6, "atol": 5e-6}}  # measured: 6e-7
+# Checkpoints after which the processes are ended; of refining, those in the midst of it.
+STOPS = {"full batch": (1, 2, 4, 6), "online": (1, 2, 4, 6), "refining": (1, 2)}
 
 
-def fit(kind, data=DATA, checkpoint=None, **more):
+@cache
+def drawn(images):
+    return planted(0, k=3, d=4, images=images, grid=(2, 3))
+
+
+def fit(kind, data=None, checkpoint=None, **more):
     chosen = {"n_concepts": 3, "negatives": 5, "batch_size": 5, "max_iter": 2, "max_sweeps": 4, "sweep_tol": 0.0,
               "head_steps": 3, "n_init": 1, "dtype": "float64", "device": "cpu"} | KINDS[kind] | more  # fmt: skip
+    data = drawn(chosen.pop("images", 23)) if data is None else data
     perturbed = data.perturbed if chosen.pop("paired", True) else None
-    with warnings.catch_warnings():
+    enough, faithful = chosen.pop("enough", 1000), chosen.pop("faithful", 0.99)  # when to refine by default
+    with (
+        patch.multiple("pace.arguments", _AUTO_IMAGES=enough, _AUTO_STEPS=3),
+        patch("pace.fitting._FAITHFUL", faithful),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", ConvergenceWarning)
         return PACE(**chosen).fit(data.observations, perturbed=perturbed, checkpoint=checkpoint, checkpoint_every=0.0)
 
@@ -76,21 +95,22 @@ assert [together(size, learn) for size in (2, 3)] == [[0, 0], [0, 0, 0]]
 from pace.checkpoints import Checkpoint
 write = Checkpoint.write
 
-def stopping(rank, stop):
+def stopping(kind, stop):
     writes = []
     def stopped(self, saved):
         write(self, saved)
-        writes.append(1)
+        if kind != "refining" or "refining.step" in saved.common:
+            writes.append(1)
         if len(writes) == stop:
             os._exit(9)
     Checkpoint.write = stopped
 
-for kind in ("full batch", "online"):
-    for stop in (None, *t.STOPS):
+for kind, stops in t.STOPS.items():
+    for stop in (None, *stops):
         def resumable(rank):
             t.fit(kind, checkpoint=f"fit-{kind}-{stop}", distributed=True).save(f"{kind}-{stop}-{rank}.safetensors")
         if stop is not None:
-            assert together(2, lambda rank: (stopping(rank, stop), resumable(rank))) == [9, 9]
+            assert together(2, lambda rank: (stopping(kind, stop), resumable(rank))) == [9, 9]
         assert together(2, resumable) == [0, 0]
 
 def refusal(name, *arguments, **options):
@@ -103,17 +123,17 @@ assert together(2, lambda rank: refusal(f"unlike-{rank}", "one view", t.planted(
 
 child = os.fork()
 if child == 0:
-    stopping(0, 2)
+    stopping("one view", 2)
     t.fit("one view", checkpoint="fit")
 os.waitpid(child, 0)
 assert together(2, lambda rank: refusal(f"fewer-{rank}", "one view", checkpoint="fit")) == [0, 0]
 """
 
 
-def alike(one, two):
+def alike(one, two, rtol=1e-7, atol=1e-9):
     for name in ("means_", "covariances_", "label_head_", "pair_weights_", "alpha_", "concept_weights_", "refinement_"):
-        np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=1e-7, atol=1e-9, err_msg=name)
-    np.testing.assert_allclose(np.array(one.lower_bounds_), np.array(two.lower_bounds_), rtol=1e-9)
+        np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=rtol, atol=atol, err_msg=name)
+    np.testing.assert_allclose(np.array(one.lower_bounds_), np.array(two.lower_bounds_), rtol=max(1e-9, rtol / 100))
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +153,17 @@ def test_two_and_three_processes_learn_what_one_learns(kind, folder):
     alone = fit(kind)
     for size in (2, 3):
         found = [PACE.load(folder / f"{size}-{rank}-{kind}.safetensors", device="cpu") for rank in range(size)]
-        alike(found[0], alone)
+        alike(found[0], alone, **NEAR.get(kind, {}))
         for other in found[1:]:  # all of them end with the same bits
             assert np.array_equal(found[0].means_, other.means_)
             assert np.array_equal(found[0].label_head_, other.label_head_)
+            assert np.array_equal(found[0].refinement_, other.refinement_)
+
+
+def test_the_first_process_says_for_all_whether_to_refine(folder):
+    for kind, steps in (("refining if need be", 3), ("refining left out", 0)):
+        found = [PACE.load(folder / f"2-{rank}-{kind}.safetensors").refinement_ for rank in (0, 1)]
+        assert [len(terms) for terms in found] == [steps, steps]
 
 
 def test_the_first_process_finds_the_number_for_all(folder):
@@ -147,14 +174,14 @@ def test_the_first_process_finds_the_number_for_all(folder):
         assert found.evidence.equal(alone.evidence)
 
 
-@pytest.mark.parametrize("kind", ["full batch", "online"])
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("kind", "stop"), [(kind, stop) for kind, stops in STOPS.items() for stop in stops])
 def test_stopped_anywhere_they_resume_together_to_the_same_bits(kind, stop, folder):
     whole = PACE.load(folder / f"{kind}-None-0.safetensors")
     for rank in (0, 1):
         again = PACE.load(folder / f"{kind}-{stop}-{rank}.safetensors")
         assert np.array_equal(again.means_, whole.means_)
         assert np.array_equal(again.covariances_, whole.covariances_)
+        assert np.array_equal(again.refinement_, whole.refinement_)
         assert again.lower_bounds_ == whole.lower_bounds_
     assert not (folder / f"fit-{kind}-{stop}").exists()
 

@@ -102,19 +102,20 @@ class Team:
         )
 
     def total(self, statistics: Statistics) -> Statistics:
-        """The sum over processes, the same bits in each, by one message."""
+        """The sum over processes."""
         if self.size == 1:
             return statistics
         parts = dict(sorted(statistics.tensors().items()))  # in one order, also after a process was resumed
-        flat = torch.cat([part.reshape(-1) for part in parts.values()]).to(self._messages)
+        return Statistics.from_tensors(dict(zip(parts, self.added(*parts.values()), strict=True)))
+
+    def added(self, *parts: Tensor) -> list[Tensor]:
+        """Each of them summed over processes, the same bits in each, by one message."""
+        if self.size == 1:
+            return list(parts)
+        flat = torch.cat([part.reshape(-1) for part in parts]).to(self._messages)  # of the widest dtype
         dist.all_reduce(flat)
-        pieces = torch.split(flat, [part.numel() for part in parts.values()])
-        return Statistics.from_tensors(
-            {
-                name: piece.view(part.shape).to(part.device)
-                for (name, part), piece in zip(parts.items(), pieces, strict=True)
-            }
-        )
+        pieces = torch.split(flat, [part.numel() for part in parts])
+        return [piece.view(part.shape).to(part) for part, piece in zip(parts, pieces, strict=True)]
 
     def from_first(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the first process has, in all of them; the others may give anything."""

@@ -212,18 +212,16 @@ class Fitting:
         return len(bounds) > 1 and bool(abs(bounds[-1] - bounds[-2]) < self._plan.least_gain)
 
     def _refine(self, refinement: Refinement) -> None:
-        """The first process refines for all; then all look at every image once more, and at its perturbed view."""
+        """Refine, if that is needed; then look at every image once more, and at its perturbed view."""
         course = self._course
         if course.refined is None:
-            if self._team.rank == 0 and self._not_needed():
+            if self._not_needed():
                 course.refined = course.concepts
-            elif self._team.rank == 0:
+            else:
                 course.refined, course.refinement = refine(
                     self._observations, self._perturbed, course.concepts, self._settings, refinement, self._plan.seed,
-                    self._report("refining"), course.refining, self._pause_refining,
+                    lambda images: self._advance(images, "refining"), course.refining, self._pause, self._team,
                 )  # fmt: skip
-            if self._team.size > 1:
-                self._share_refined()
             course.refining, course.memory = None, None
             self._look_at(self._perturbed)
             self._forget()
@@ -236,16 +234,12 @@ class Fitting:
         course.concepts, course.statistics = replace(heads, gaussians=course.refined.gaussians), statistics
 
     def _not_needed(self) -> bool:
+        """What the first process finds, for all."""
         if self._plan.refine_anyway or self._course.refining is not None:
             return False
-        return prediction_follows(self._observations, self._course.concepts, self._settings)
-
-    def _share_refined(self) -> None:
-        course = self._course
-        mine = {"history": torch.from_numpy(course.refinement)}
-        found = self._team.from_first(mine | ({} if course.refined is None else course.refined.tensors()))
-        course.refinement = found.pop("history").numpy()
-        course.refined = self._concepts(found)
+        looks, course = self._team.rank == 0, self._course
+        follows = looks and prediction_follows(self._observations, course.concepts, self._settings)
+        return any(self._team.gathered(follows))
 
     # -- passes ---------------------------------------------------------------------------------------------------------
 
@@ -317,14 +311,11 @@ class Fitting:
         self._round = min(self._team.gathered(chunk.units))
         self._chunk = Chunk(self._round)
 
-    def _pause(self) -> None:
-        """A good moment for a checkpoint."""
+    def _pause(self, refining: Callable[[], dict[str, Tensor]] | None = None) -> None:
+        """A good moment for a checkpoint, with where refining is if that is under way."""
         if self._checkpoint is not None and self._checkpoint.due():
-            self._checkpoint.write(self._saved())
-
-    def _pause_refining(self, state: Callable[[], dict[str, Tensor]]) -> None:
-        if self._team.size == 1 and self._checkpoint is not None and self._checkpoint.due():
-            self._course.refining = state()
+            if refining is not None:
+                self._course.refining = refining()
             self._checkpoint.write(self._saved())
 
     def _saved(self) -> Saved:

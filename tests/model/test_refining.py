@@ -6,8 +6,11 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.arguments import refinement_of
-from pace.model.refining import _folded, _unsteadiness, images_in_step
+from pace.arguments import refinement_of, settings_of
+from pace.distributed import Team
+from pace.model import refining
+from pace.model.feeding import Chunk
+from pace.model.refining import Refinement, _climb, _folded, _look, _unsteadiness, images_in_step
 
 D, TOKENS, CLASSES = 12, 16, 3
 
@@ -89,6 +92,101 @@ def test_one_concept_for_all_images_is_not_steady():
     nudge = 1e-3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert float(_unsteadiness(alike, alike + nudge)) == pytest.approx(1, abs=1e-9)
     assert float(_unsteadiness(alike, alike)) == 0  # and not 0 / 0
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 63, 64])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_the_slope_of_a_step_is_that_of_the_whole_sum_however_it_is_divided(at_once, pairs):
+    """Here to 1e-12 of its length, in float64."""
+    draw = torch.Generator().manual_seed(0)
+    means, metric, head = (
+        torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((6, D), (D, D), (6, 3))
+    )
+    learned = [tensor.requires_grad_() for tensor in (means, 0.3 * metric, head)]
+    alpha = torch.full((6,), 0.1, dtype=torch.float64)
+    views = [TRAIN, TRAIN_PERTURBED] if pairs else [TRAIN]
+    chosen, weights, looked = np.arange(0, 192, 3), Refinement(1, 0.7, 1.3), []
+
+    def look(some):
+        looked.append(len(some))
+        batches = [view.batch(some, "cpu", torch.float64) for view in views]
+        return _look(batches, [batch.embeddings @ learned[1] for batch in batches], learned[0], learned[2], alpha)
+
+    whole = look(chosen)
+    stability = -_unsteadiness(*whole.phi_bars) if pairs else torch.zeros((), dtype=torch.float64)
+    total = whole.terms[0] + weights.faithfulness * whole.terms[1] + weights.stability * stability
+    expected = torch.autograd.grad(total, learned)
+    terms, log_theta, slopes = _climb(look, chosen, len(views), learned, weights, Chunk(at_once), Team())
+    torch.testing.assert_close(terms, torch.stack([*whole.terms, stability]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(log_theta, whole.log_theta, rtol=1e-12, atol=1e-12)
+    for slope, other in zip(slopes, expected, strict=True):
+        assert float((slope - other).norm() / other.norm()) < 1e-12
+    assert max(looked[1:]) == at_once
+    assert len(looked) - 1 == (1 if at_once == 64 else 2 * -(-64 // at_once))  # what is seen whole is seen once
+
+
+def test_a_step_keeps_to_the_budget_of_memory(monkeypatch):
+    looked = []
+
+    def look(views, *rest):
+        looked.append(len(views[0].attention))
+        return _look(views, *rest)
+
+    monkeypatch.setattr(refining, "_look", look)
+    free = fitted(refine=4, max_iter=2)
+    assert set(looked) == {64}
+    looked.clear()
+    tight = fitted(refine=4, max_iter=2, memory="300kB")
+    half = settings_of(tight, TRAIN).working_memory(tight._concepts.gaussians) // 2
+    image = 2 * TOKENS * 4 * (5 * D + 8 * 6)  # two views, float32, copies of embeddings and of φ (docs/refining.md)
+    assert max(looked) == half // image == 10
+    np.testing.assert_allclose(tight.means_, free.means_, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(tight.refinement_, free.refinement_, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["there", "back"])
+def test_where_memory_runs_out_a_step_is_done_in_smaller_chunks(where, monkeypatch):
+    expected, looked = fitted(refine=4, max_iter=2), []
+
+    def short(*_):
+        raise torch.OutOfMemoryError
+
+    def look(views, *rest):
+        looked.append(len(views[0].attention))
+        seen = _look(views, *rest)
+        if looked[-1] > 20 and where == "there":
+            short()
+        if looked[-1] > 20 and seen.terms.requires_grad:
+            seen.terms.register_hook(short)
+        return seen
+
+    monkeypatch.setattr(refining, "_look", look)
+    found = fitted(refine=4, max_iter=2)
+    assert looked[0] == 64
+    assert max(looked[3:]) == 16  # once it was too much, it is not tried again
+    np.testing.assert_allclose(found.means_, expected.means_, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.refinement_, expected.refinement_, rtol=1e-5, atol=1e-5)
+
+
+def test_perturbed_views_alone_can_be_refined_for_and_the_fit_resumed(tmp_path, monkeypatch):
+    from pace.checkpoints import Checkpoint
+
+    def fit(checkpoint):
+        bare = [Observations(view.embeddings, view.attention) for view in (TRAIN, TRAIN_PERTURBED)]
+        model = PACE(6, refine=3, max_iter=2, n_init=1, device="cpu")
+        return model.fit(bare[0], perturbed=bare[1], checkpoint=checkpoint, checkpoint_every=0.0)
+
+    def stopped(self, saved):
+        write(self, saved)
+        if "refining.step" in saved.common:
+            raise SystemExit
+
+    write, whole = Checkpoint.write, fit(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", stopped)
+        with pytest.raises(SystemExit):
+            fit(tmp_path / "stopped")
+    np.testing.assert_array_equal(fit(tmp_path / "stopped").means_, whole.means_)
 
 
 def test_em_before_it_learns_from_the_images_as_they_are(plain, refined):

@@ -8,6 +8,9 @@ After EM the means and the shared covariance climb a sum in which each term coun
 
 with φ̄_m = Σ_j a_mj φ_mj by the exact rules. It happens in the space that EM's own covariance whitens, x = e P R, where R starts
 as the identity: P R is the metric in which it is told which concept a patch shows.
+
+The first two terms are sums over images, and the third ties the images of a step together by their φ̄ alone. So a step goes
+there, for the φ̄ of all images, and back, for the slope: both chunk by chunk, as memory allows, each process with its share.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pace.distributed import Team
+from pace.model.feeding import Chunk, Visits
 from pace.model.gaussians import TiedGaussians
 from pace.model.inference import Weights
 from pace.model.learning import Concepts, Settings, distributions, fit_dirichlet
@@ -36,6 +41,8 @@ _WARM_UP = 0.1
 _ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
 _LEAST_APART = 1e-3  # that images are taken to lie: a few that are alike must not outweigh all else
 _SETTLE = 6400  # images after which α is learned anew
+_EMBEDDINGS, _PHIS = 5, 8  # copies of its embedding and of its φ that a patch takes room for, measured
+_ALONE = Team()
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,12 @@ class Refinement:
     stability: float  # w_s
 
 
-class Terms(NamedTuple):
-    """The three terms of the sum, without their weights, averaged over images; their sum with the weights should rise."""
+class Seen(NamedTuple):
+    """What some images of a step come to."""
 
-    embedding: Tensor
-    faithfulness: Tensor
-    stability: Tensor
+    phi_bars: Tensor  # (views, images, K)
+    terms: Tensor  # (2,) averages of what the embeddings say, but for log |R|, and of how the prediction follows
+    log_theta: Tensor  # (K,) Σ E[log θ] over images and views
 
 
 def images_in_step(n_images: int) -> int:
@@ -70,10 +77,12 @@ def refine(
     report: Callable[[int], object] = lambda images: None,
     earlier: dict[str, Tensor] | None = None,
     after: Callable[[Callable[[], dict[str, Tensor]]], object] = lambda state: None,
+    team: Team = _ALONE,
 ) -> tuple[Concepts, npt.NDArray[np.float64]]:
     """The concepts with refined means, covariance and α, and the terms of every step (steps, 3). H and β stay.
 
-    After every step `after` can ask for the state, from which a later call goes on when it gets it as `earlier`.
+    After every step `after` can ask for the state, from which a later call goes on when it gets it as `earlier`. All processes
+    of a team make the same steps.
     """
     gaussians = concepts.gaussians
     assert isinstance(gaussians, TiedGaussians)
@@ -82,13 +91,14 @@ def refine(
     metric = torch.eye(dim, dtype=settings.dtype, device=settings.device).requires_grad_()
     head = torch.zeros(len(concepts), observations.n_classes, dtype=settings.dtype, device=settings.device)
     head.requires_grad_()
-    adam = torch.optim.Adam([{"params": [p], "lr": lr} for p, lr in zip((means, metric, head), _RATES, strict=True)])
+    learned = {"means": means, "metric": metric, "head": head}
+    groups = [{"params": [p], "lr": lr} for p, lr in zip(learned.values(), _RATES, strict=True)]
+    adam = torch.optim.Adam(groups, maximize=True)
     warm_up = max(_WARM_UP, 2 / refinement.steps) if refinement.steps > 2 else _WARM_UP  # a step up, and steps down
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, list(_RATES), total_steps=refinement.steps, pct_start=warm_up)
     alpha = concepts.alpha
     history = torch.zeros(refinement.steps, 3, device=settings.device)
     log_theta, seen, begin = torch.zeros_like(alpha), 0, 0
-    learned = {"means": means, "metric": metric, "head": head}
     if earlier is not None:
         begin, seen = int(earlier["step"]), int(earlier["seen"])
         alpha, log_theta = earlier["alpha"].to(alpha), earlier["log_theta"].to(alpha)
@@ -106,18 +116,24 @@ def refine(
         moments = {f"{name}.{key}": adam.state[p][key] for name, p in learned.items() for key in _ADAM}
         return {**now, "history": history, **learned, **moments}
 
-    for step, images in islice(enumerate(_draws(len(observations), seed)), begin, refinement.steps):
-        views = [v.batch(images, settings.device, settings.dtype) for v in (observations, perturbed) if v is not None]
+    views = [view for view in (observations, perturbed) if view is not None]
+    chunk = _chunk(views, gaussians, settings)
+
+    def look(images: npt.NDArray[np.int64]) -> Seen:
+        batches = [view.batch(images, settings.device, settings.dtype) for view in views]
         factor = whiten @ metric
-        x = [(view.embeddings - concepts.offset) @ factor for view in views]
-        terms, field = _terms(views, x, means, head, alpha)
-        terms = terms._replace(embedding=terms.embedding + torch.linalg.slogdet(metric)[1] / dim)
-        gain = terms.embedding + refinement.faithfulness * terms.faithfulness + refinement.stability * terms.stability
-        adam.zero_grad()
-        (-gain).backward()  # type: ignore[no-untyped-call]
+        return _look(batches, [(batch.embeddings - concepts.offset) @ factor for batch in batches], means, head, alpha)
+
+    for step, images in islice(enumerate(_draws(len(observations), seed)), begin, refinement.steps):
+        terms, field, slopes = _climb(look, images, len(views), list(learned.values()), refinement, chunk, team)
+        volume = torch.linalg.slogdet(metric)[1] / dim
+        terms[0] += volume.detach()
+        slopes[1] += torch.autograd.grad(volume, metric)[0]
+        for parameter, slope in zip(learned.values(), slopes, strict=True):
+            parameter.grad = slope
         adam.step()
         schedule.step()
-        history[step] = torch.stack(terms).detach()
+        history[step] = terms
         log_theta, seen = log_theta + field, seen + len(images) * len(views)
         if settings.learn_alpha and seen >= _SETTLE:
             alpha = fit_dirichlet(alpha, log_theta / seen, settings.smallest_alpha)
@@ -137,8 +153,63 @@ def _draws(n_images: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
             yield np.sort(order[start : start + images_in_step(n_images)])
 
 
-def _terms(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alpha: Tensor) -> tuple[Terms, Tensor]:
-    """The terms of a batch, the embeddings' but for log |R|, and Σ E[log θ] over its images and views."""
+def _chunk(views: list[Observations], gaussians: TiedGaussians, settings: Settings) -> Chunk:
+    """As many images as there is room for, and no more than a step has."""
+    most = settings.batch_size or images_in_step(len(views[0]))
+    if settings.memory is None or settings.batch_size:
+        return Chunk(most)
+    concepts, dim = gaussians.means.shape
+    image = len(views) * views[0].n_tokens * (_EMBEDDINGS * dim + _PHIS * concepts) * settings.dtype.itemsize
+    return Chunk(min(most, max(1, settings.working_memory(gaussians) // 2 // image)))
+
+
+def _climb(
+    look: Callable[[npt.NDArray[np.int64]], Seen],
+    images: npt.NDArray[np.int64],
+    views: int,
+    learned: list[Tensor],
+    refinement: Refinement,
+    chunk: Chunk,
+    team: Team,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The three terms of a step's images, Σ E[log θ], and the slope of the weighted sum; terms and slope lack log |R|."""
+    visits = Visits(len(images), None, team.rank, team.size)
+    means = learned[0]
+    phi_bars, terms = means.new_zeros(views, len(images), len(means)), means.new_zeros(2)
+    log_theta = means.new_zeros(len(means), dtype=torch.float64)
+    slopes = [torch.zeros_like(parameter) for parameter in learned]
+    whole: list[Seen] = []  # all images with their way back, where they are one chunk; else a chunk is looked at again
+
+    def there(first: int, last: int) -> None:
+        own = visits.part(first, last).images
+        with torch.set_grad_enabled(last - first == len(visits)):
+            seen = look(images[own])
+        phi_bars[:, own] = seen.phi_bars.detach()
+        terms.add_(seen.terms.detach(), alpha=(last - first) / len(images))
+        log_theta.add_(seen.log_theta)
+        if seen.terms.requires_grad:
+            whole.append(seen)
+
+    def back(first: int, last: int) -> None:
+        own = visits.part(first, last).images
+        seen = whole.pop() if whole else look(images[own])
+        embedding, faithfulness = (last - first) / len(images) * seen.terms
+        rise = embedding + refinement.faithfulness * faithfulness + (pull[:, own] * seen.phi_bars).sum()
+        for slope, more in zip(slopes, torch.autograd.grad(rise, learned, materialize_grads=True), strict=True):
+            slope += more
+
+    chunk.through(0, len(visits), there)
+    phi_bars, terms, log_theta = team.added(phi_bars, terms, log_theta)
+    stability, pull = means.new_zeros(()), torch.zeros_like(phi_bars)
+    if views == 2:
+        stability = -_unsteadiness(*phi_bars.requires_grad_())
+        (pull,) = torch.autograd.grad(refinement.stability * stability, phi_bars)
+    chunk.through(0, len(visits), back)
+    return torch.cat([terms, stability.detach()[None]]), log_theta, team.added(*slopes)
+
+
+def _look(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alpha: Tensor) -> Seen:
+    """Some images in every view; x are their embeddings, in the space in which Σ is the identity."""
     zero = means.new_zeros(())
     embedding, faithfulness, log_theta = zero, zero, torch.zeros_like(alpha)
     phi_bars = []
@@ -159,7 +230,7 @@ def _terms(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alp
             scores = (_TEMPERATURE * phi_bar @ head).log_softmax(1)
             predictions = distributions(view.predictions).to(scores.dtype)
             faithfulness = faithfulness + (predictions * scores).sum(1).mean() / len(views)
-    return Terms(embedding, faithfulness, -_unsteadiness(*phi_bars) if len(views) == 2 else zero), log_theta
+    return Seen(torch.stack(phi_bars), torch.stack([embedding, faithfulness]), log_theta)
 
 
 def _unsteadiness(phi_bar: Tensor, perturbed: Tensor) -> Tensor:
