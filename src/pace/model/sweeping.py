@@ -23,7 +23,7 @@ MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 
 # Entries of φ that a thread works on at once, and concepts that a warp takes. Up to so many, one warp has an image to itself,
 # and sums up rows without waiting for others.
-TILE = (32, 256)
+TILE = (16, 32)
 
 _TRIED = 6  # sweeps, of the case by which it is told whether the kernel can be used
 
