@@ -135,7 +135,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         negatives: int = 64,
         refine: int | str = "auto",
         faithfulness_weight: float = 1.0,
-        stability_weight: float = 2.0,
+        stability_weight: float = 1.0,
         head_steps: int = 100,
         head_rate: float = 0.05,
         learning_offset: float = 10.0,

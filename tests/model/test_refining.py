@@ -106,11 +106,13 @@ def test_the_slope_of_a_step_is_that_of_the_whole_sum_however_it_is_divided(at_o
     alpha = torch.full((6,), 0.1, dtype=torch.float64)
     views = [TRAIN, TRAIN_PERTURBED] if pairs else [TRAIN]
     chosen, weights, looked = np.arange(0, 192, 3), Refinement(1, 0.7, 1.3), []
+    halves = torch.stack([torch.arange(0, TOKENS, 2), torch.arange(1, TOKENS + 1, 2) % TOKENS])
 
     def look(some):
         looked.append(len(some))
         batches = [view.batch(some, "cpu", torch.float64) for view in views]
-        return _look(batches, [batch.embeddings @ learned[1] for batch in batches], learned[0], learned[2], alpha)
+        x = [batch.embeddings @ learned[1] for batch in batches]
+        return _look(batches, x, halves, learned[0], learned[2], alpha)
 
     whole = look(chosen)
     stability = -_unsteadiness(*whole.phi_bars) if pairs else torch.zeros((), dtype=torch.float64)

@@ -6,8 +6,9 @@ After EM the means and the shared covariance climb a sum in which each term coun
     + w_f Σ_n ŷ_mn log softmax_n(τ η_nᵀφ̄_m)       the prediction follows from the image's concepts (as in L_f)
     - w_s ‖φ̄_m - φ̄'_m‖₁ / ‖φ̄_m - φ̄'_i‖₁            and a perturbed view has the same ones, another image i others (as in L_s)
 
-with φ̄_m = Σ_j a_mj φ_mj by the exact rules. It happens in the space that EM's own covariance whitens, x = e P R, where R starts
-as the identity: P R is the metric in which it is told which concept a patch shows.
+with φ̄_m = Σ_j a_mj φ_mj by the exact rules; in the third term over a random half of each view's patches, since the concepts of
+an image should not depend on which of its patches are seen. It happens in the space that EM's own covariance whitens,
+x = e P R, where R starts as the identity: P R is the metric in which it is told which concept a patch shows.
 
 The first two terms are sums over images, and the third ties the images of a step together by their φ̄ alone. So a step goes
 there, for the φ̄ of all images, and back, for the slope: both chunk by chunk, as memory allows, each process with its share.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -35,7 +37,7 @@ from pace.observations import Batch, Observations
 
 _SHARE, _FEWEST, _MOST = 32, 64, 192  # of the images, and images, that a step looks at
 _TEMPERATURE = 20.0  # τ: η within ±1 then suffices for a sure prediction
-_SWEEPS = 4  # before the one that is differentiated
+_SWEEPS, _MORE_SWEEPS = 4, 2  # before the one that is differentiated; from all patches to half of them
 _RATES = (0.02, 0.001, 0.05)  # of the means, R and η, in units of a concept's own standard deviation
 _WARM_UP = 0.1
 _ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
@@ -54,10 +56,17 @@ class Refinement:
     stability: float  # w_s
 
 
+class Draw(NamedTuple):
+    """What a step looks at."""
+
+    images: npt.NDArray[np.int64]
+    patches: npt.NDArray[np.int64]  # (2, J // 2): half of those of the images, and of their perturbed views
+
+
 class Seen(NamedTuple):
     """What some images of a step come to."""
 
-    phi_bars: Tensor  # (views, images, K)
+    phi_bars: Tensor  # (views, images, K), of two views by half of their patches
     terms: Tensor  # (2,) averages of what the embeddings say, but for log |R|, and of how the prediction follows
     log_theta: Tensor  # (K,) Σ E[log θ] over images and views
 
@@ -119,13 +128,16 @@ def refine(
     views = [view for view in (observations, perturbed) if view is not None]
     chunk = _chunk(views, gaussians, settings)
 
-    def look(images: npt.NDArray[np.int64]) -> Seen:
+    def look(halves: Tensor, images: npt.NDArray[np.int64]) -> Seen:
         batches = [view.batch(images, settings.device, settings.dtype) for view in views]
         factor = whiten @ metric
-        return _look(batches, [(batch.embeddings - concepts.offset) @ factor for batch in batches], means, head, alpha)
+        x = [(batch.embeddings - concepts.offset) @ factor for batch in batches]
+        return _look(batches, x, halves, means, head, alpha)
 
-    for step, images in islice(enumerate(_draws(len(observations), seed)), begin, refinement.steps):
-        terms, field, slopes = _climb(look, images, len(views), list(learned.values()), refinement, chunk, team)
+    draws = _draws(len(observations), observations.n_tokens, seed)
+    for step, (images, halves) in islice(enumerate(draws), begin, refinement.steps):
+        at = partial(look, torch.from_numpy(halves).to(settings.device))
+        terms, field, slopes = _climb(at, images, len(views), list(learned.values()), refinement, chunk, team)
         volume = torch.linalg.slogdet(metric)[1] / dim
         terms[0] += volume.detach()
         slopes[1] += torch.autograd.grad(volume, metric)[0]
@@ -144,13 +156,14 @@ def refine(
     return refined, history.double().cpu().numpy()
 
 
-def _draws(n_images: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Batches of images for ever, each image once before any comes twice."""
+def _draws(n_images: int, n_tokens: int, seed: int) -> Iterator[Draw]:
+    """What to look at, for ever; each image once before any comes twice."""
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(n_images)
         for start in range(0, n_images, images_in_step(n_images)):
-            yield np.sort(order[start : start + images_in_step(n_images)])
+            halves = np.stack([rng.permutation(n_tokens)[: max(1, n_tokens // 2)] for _ in range(2)])
+            yield Draw(np.sort(order[start : start + images_in_step(n_images)]), np.sort(halves))
 
 
 def _chunk(views: list[Observations], gaussians: TiedGaussians, settings: Settings) -> Chunk:
@@ -208,20 +221,22 @@ def _climb(
     return torch.cat([terms, stability.detach()[None]]), log_theta, team.added(*slopes)
 
 
-def _look(views: list[Batch], x: list[Tensor], means: Tensor, head: Tensor, alpha: Tensor) -> Seen:
+def _look(views: list[Batch], x: list[Tensor], halves: Tensor, means: Tensor, head: Tensor, alpha: Tensor) -> Seen:
     """Some images in every view; x are their embeddings, in the space in which Σ is the identity."""
     zero = means.new_zeros(())
     embedding, faithfulness, log_theta = zero, zero, torch.zeros_like(alpha)
     phi_bars = []
-    for view, patches in zip(views, x, strict=True):
+    for view, patches, half in zip(views, x, halves, strict=False):
         evidence = torch.addmm(means.square().sum(1) / -2, patches.flatten(0, 1), means.T).view(*patches.shape[:2], -1)
         weights = Weights.of(view.attention, "exact")
-        with torch.no_grad():
-            counts = weights.count.sum(1, keepdim=True) / len(means)
-            for _ in range(_SWEEPS):
-                counts = _counts(evidence, alpha + counts, weights)
+        counts = _settled(evidence, weights, alpha, weights.count.sum(1, keepdim=True) / len(means), _SWEEPS)
         phi_bar = _counts(evidence, alpha + counts, weights) / patches.shape[1]
-        phi_bars.append(phi_bar)
+        if len(views) == 2:
+            some, seen = evidence[:, half], Weights.of(view.attention[:, half], "exact")
+            fewer = _settled(some, seen, alpha, counts * (len(half) / patches.shape[1]), _MORE_SWEEPS)
+            phi_bars.append(_counts(some, alpha + fewer, seen) / len(half))
+        else:
+            phi_bars.append(phi_bar)
         log_theta += expected_log_theta(alpha + counts).sum(0)
         mixture = (evidence + phi_bar.detach().clamp_min(1e-6).log()[:, None]).logsumexp(2)
         density = (mixture - patches.square().sum(2) / 2) * weights.count
@@ -237,6 +252,14 @@ def _unsteadiness(phi_bar: Tensor, perturbed: Tensor) -> Tensor:
     """How far a perturbed view is, over how far other images are: the distance alone would be least for one concept."""
     pairs, others = ((phi_bar - view).abs().sum(1).mean() for view in (perturbed, perturbed.roll(1, 0)))
     return pairs / others.clamp_min(_LEAST_APART)
+
+
+@torch.no_grad()
+def _settled(evidence: Tensor, weights: Weights, alpha: Tensor, counts: Tensor, sweeps: int) -> Tensor:
+    """γ - α, so many sweeps on."""
+    for _ in range(sweeps):
+        counts = _counts(evidence, alpha + counts, weights)
+    return counts
 
 
 def _counts(evidence: Tensor, gamma: Tensor, weights: Weights) -> Tensor:
