@@ -9,7 +9,8 @@ import torch
 from pace import PACE, Observations
 from pace.arguments import prior_strength_of, settings_of
 from pace.model.selecting import Selection, first_guess, select
-from pace.model.selecting.evidence import Evidence, OwnCovariances, OwnVariances, SharedCovariance
+from pace.model.selecting.evidence import OwnCovariances, OwnVariances, SharedCovariance
+from pace.model.selecting.grouping import Grouping
 from pace.model.selecting.sampling import Sample
 from pace.model.selecting.search import Search
 
@@ -54,22 +55,39 @@ def test_a_few_wide_directions_that_tell_nothing_hide_no_concepts():
     assert len(first_guess(wide, settings_of(PACE(device="cpu"), wide), 12)) >= 6
 
 
-def test_splits_with_one_covariance_gain_all_at_once_what_they_gain_one_by_one():
+def test_splits_with_one_covariance_gain_all_at_once_what_merges_back_would_lose():
     rng = np.random.default_rng(0)
     x = torch.as_tensor(rng.normal(size=(300, 6)) + 4 * rng.normal(size=(5, 6))[np.arange(300) % 5])
-    held = torch.nn.functional.one_hot(torch.arange(300) % 5, 5).double()
+    concept, weights = torch.arange(300) % 5, torch.ones(300, dtype=torch.float64)
     evidence = SharedCovariance(x.T @ x / 300, 0.25, torch.eye(6, dtype=torch.float64))
-    sums = evidence.blurred({"weight": held.sum(0), "first": held.T @ x})
-    ways = {}
-    for concept in (0, 3):
-        side = torch.as_tensor(rng.random((300, 2)) < (0.3, 0.7)).T
-        cuts = [torch.stack([held[:, concept] * one, held[:, concept] * ~one], 1) for one in side]
-        some = 2 * cuts[0] * (torch.arange(300) % 2)[:, None]  # half of the patches stand for all: sums differ a little
-        ways[concept] = [evidence.halves(x, r, None) for r in (*cuts, some)]
-    fast, slow = (kind.split_gains(evidence, sums, ways) for kind in (SharedCovariance, Evidence))
-    for concept in ways:
-        assert fast[concept] == pytest.approx(slow[concept], rel=1e-9)
-        assert len({round(gain, 3) for gain in fast[concept]}) == 3
+    sums = evidence.held(x, Grouping(concept, 5), weights, None)
+    split = torch.tensor([0, 3])
+    rows = torch.isin(concept, split).nonzero().squeeze(1)
+    group = torch.searchsorted(split, concept[rows])
+    gains = []
+    for share in (0.3, 0.7):
+        side = torch.as_tensor(rng.random(len(rows)) < share)
+        parts = evidence.held(x[rows], Grouping(2 * group + side, 4), weights[rows], None)
+        fast = evidence.split_gains(sums, split, parts)
+        for p, k in enumerate(split.tolist()):
+            two = {name: parts[name][2 * p : 2 * p + 2] for name in evidence.by_concept}
+            slow = -evidence.merge_gains(evidence.divided(sums, split[p : p + 1], two), torch.tensor([[k, 5]]))
+            assert float(fast[p]) == pytest.approx(float(slow), rel=1e-9)
+            gains.append(round(float(slow), 3))
+    assert len(set(gains)) == 4
+
+
+def test_what_halves_of_some_patches_lack_of_their_concept_both_have_a_share_in():
+    evidence = SharedCovariance(torch.eye(2, dtype=torch.float64), 0.1, torch.eye(2, dtype=torch.float64))
+    sums = evidence.blurred({"weight": torch.tensor([10.0, 9.0]), "first": torch.tensor([[1.0, 2.0], [-1.0, -2.0]])})
+    sums = {name: rows.double() for name, rows in sums.items()}
+    first = torch.tensor([[3.0, 0.0], [-2.0, 2.0]], dtype=torch.float64)
+    whole, some = (
+        {"weight": torch.tensor([4.0, 6.0]).double(), "first": f}
+        for f in (first, first + torch.tensor([[0.5], [0.75]]))
+    )
+    one, other = (float(evidence.split_gains(sums, torch.tensor([0]), parts)) for parts in (whole, some))
+    assert one == pytest.approx(other, rel=1e-9)
 
 
 def test_halves_further_apart_than_all_patches_spread_are_no_split():
@@ -77,7 +95,7 @@ def test_halves_further_apart_than_all_patches_spread_are_no_split():
     whole = {"weight": torch.tensor([10.0]), "first": torch.zeros(1, 3)}
     apart = {"weight": torch.tensor([5.0, 5.0]), "first": torch.tensor([[15.0, 0, 0], [-15.0, 0, 0]])}
     sums, parts = ({name: t.double() for name, t in part.items()} for part in (whole, apart))
-    assert evidence.split_gains(evidence.blurred(sums), {0: [evidence.blurred(parts)]}) == {0: [-math.inf]}
+    assert evidence.split_gains(evidence.blurred(sums), torch.tensor([0]), parts).tolist() == [-math.inf]
 
 
 @pytest.mark.parametrize("covariance", ["full", "diag"])
@@ -228,9 +246,9 @@ def test_what_a_merge_gains_is_what_the_bound_of_the_merged_partition_has_more(k
     for pair, gain in zip(pairs.tolist(), gains.tolist(), strict=True):
         merged = search.merged(found, [tuple(pair)], gain)
         direct = search._evidence.total(merged.sums) - len(merged) * math.log(40) / 2
-        for counts, alpha in zip(merged.counts, merged.alpha.expand(len(merged.counts), -1), strict=True):
-            direct += float((torch.lgamma(counts + alpha) - torch.lgamma(alpha)).sum())
-            direct -= float(torch.lgamma((counts + alpha).sum()) - torch.lgamma(alpha.sum()))
+        for counts in merged.counts.T:
+            direct += float((torch.lgamma(counts + merged.alpha) - torch.lgamma(merged.alpha)).sum())
+            direct -= float(torch.lgamma((counts + merged.alpha).sum()) - torch.lgamma(merged.alpha.sum()))
         # κ0 and s are chosen anew for the merged sums; nothing else may differ
         assert direct - found.bound == pytest.approx(gain, rel=0.05, abs=5)
 

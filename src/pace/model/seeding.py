@@ -18,6 +18,7 @@ _TRIAL_IMAGES = 100  # at least, on which starts are compared
 _SPREAD = 4000  # images that patches are drawn from: patches of one image are alike, so few images hold few concepts
 _VALUES_AT_ONCE = 1 << 26  # read from the images
 _LLOYD_ROUNDS = 10
+_ROUNDING = 1e-6  # of their squares, below which two patches are the same one
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _draw(
 def cluster(sample: Sample, n_concepts: int, seed: int) -> tuple[Tensor, float]:
     """k-means++ centres polished by a few rounds of Lloyd's algorithm, and the inertia they leave."""
     x, weights = sample.patches, sample.weights
-    means = x[_spread_out(x, weights, n_concepts, np.random.default_rng(seed))]
+    means = x[spread_out(x, weights, n_concepts, np.random.default_rng(seed), trials=2 + int(np.log(n_concepts)))]
     for _ in range(_LLOYD_ROUNDS):
         owner = torch.cdist(x, means).argmin(1)
         one_hot = torch.zeros(len(x), n_concepts, dtype=x.dtype, device=x.device)
@@ -82,31 +83,36 @@ def cluster(sample: Sample, n_concepts: int, seed: int) -> tuple[Tensor, float]:
     return means, float((torch.cdist(x, means).amin(1).double().square() * weights).sum())
 
 
-def _spread_out(x: Tensor, weights: Tensor, number: int, rng: np.random.Generator) -> Tensor:
-    """k-means++ (Arthur & Vassilvitskii 2007), the best of a few candidates at every step as scikit-learn has it.
+def spread_out(x: Tensor, weights: Tensor, number: int, rng: np.random.Generator, trials: int = 1) -> Tensor:
+    """k-means++ (Arthur & Vassilvitskii 2007): rows by chance, in proportion to their squared distance from those before.
 
-    Written out because scikit-learn's works on a CPU alone, where it took as long as learning did on the GPU.
+    With several `trials`, the best of so many at every step, as scikit-learn has it. Where there are fewer different rows than
+    `number`, some come twice. Written out because scikit-learn's works on a CPU alone, where it took as long as learning did on
+    the GPU; nothing here waits for the GPU.
     """
-    trials = 2 + int(np.log(number))
+    draws = torch.from_numpy(rng.random(1 + (number - 1) * trials)).to(x.device)
     squares = x.square().sum(1)
 
-    def draw(mass: Tensor, how_many: int) -> Tensor:
-        """Rows by chance, in proportion to their mass."""
-        steps = mass.double().cumsum(0)
-        places = torch.from_numpy(rng.random(how_many)).to(x.device) * steps[-1]
-        return torch.searchsorted(steps, places).clamp_max(len(x) - 1)
+    def drawn(mass: Tensor, draw: Tensor) -> Tensor:
+        ladder = mass.double().cumsum(0)
+        return torch.searchsorted(ladder, draw * ladder[-1], right=True).clamp_max(len(x) - 1)
 
-    chosen = [draw(weights, 1)[0]]
-    nearest = (x - x[chosen[0]]).square().sum(1)
-    while len(chosen) < number:
-        candidates = draw(nearest * weights, trials)
-        distances = torch.addmm(squares[:, None] + squares[candidates], x, x[candidates].T, alpha=-2).clamp_min_(0)
-        distances = torch.minimum(distances, nearest[:, None])
-        best = (distances * weights[:, None]).sum(0).argmin()
-        chosen.append(candidates[best])
-        nearest = distances[:, best]
-        nearest[chosen[-1]] = 0  # which rounding may leave just above it
-    return torch.stack(chosen)
+    def distances(rows: Tensor) -> Tensor:
+        """(n, rows), zero where rounding leaves nothing else."""
+        both = squares[:, None] + squares[rows]
+        apart = torch.addmm(both, x, x[rows].T, alpha=-2)
+        return apart.masked_fill_(apart <= _ROUNDING * both, 0)
+
+    chosen = [drawn(weights, draws[:1])]
+    nearest = distances(chosen[0])
+    for draw in draws[1:].view(-1, trials):
+        candidates = drawn(nearest[:, 0] * weights, draw)
+        nearest = torch.minimum(distances(candidates), nearest)
+        if trials > 1:
+            best = (nearest * weights[:, None]).sum(0).argmin(0, keepdim=True)
+            candidates, nearest = candidates[best], nearest[:, best]
+        chosen.append(candidates)
+    return torch.cat(chosen)
 
 
 def within_covariance(sample: Sample, means: Tensor) -> Tensor:

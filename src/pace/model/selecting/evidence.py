@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from pace.model.gaussians import Gaussians, Sums
+from pace.model.selecting.grouping import Grouping
 
 _CHUNK = 1 << 23  # numbers in covariances that are factorised together
-_ADDS_UP = 1e-4  # of what two halves hold, that they may lack of their concept: sums are made in float32
 _LIKENESS = (1.0, 4.0, 16.0, 64.0, 256.0)  # s: pseudo-patches with the pooled covariance
 
 
 class Evidence(ABC):
     """log p(patches | who holds them), and how it changes when two concepts become one."""
+
+    by_concept: tuple[str, ...] = ("weight", "first", "second")  # sums that have a row for each
 
     def __init__(self, spread: Tensor, blur: float, within: Tensor):
         self.spread = spread  # (d, d) covariance of all patches that are looked at
@@ -37,14 +40,15 @@ class Evidence(ABC):
     def blurred(self, sums: Sums) -> Sums:
         """The sums if every patch were a small cloud."""
 
-    def halves(self, x: Tensor, r: Tensor, empty: Gaussians) -> Sums:
-        """Blurred sums of patches (n, d) with these weights (n, 2); `empty` are two concepts of the kind."""
-        sums = empty.empty_sums()
-        empty.accumulate(empty.features(x, torch.zeros_like(x[0])), r.to(x.dtype), sums)
+    def held(self, x: Tensor, by: Grouping, weights: Tensor, gaussians: Gaussians) -> Sums:
+        """Blurred sums of patches (n, d) with these weights (n,), each held by one of the `gaussians`."""
+        r = weights.new_zeros(len(x), by.number).scatter_(1, by.group[:, None], weights[:, None])
+        sums = gaussians.empty_sums()
+        gaussians.accumulate(gaussians.features(x, torch.zeros_like(x[0])), r, sums)
         return self.blurred(sums)
 
     @abstractmethod
-    def total(self, sums: Sums) -> float:
+    def total(self, sums: Sums) -> Tensor:
         """Of all concepts, from blurred sums."""
 
     @abstractmethod
@@ -52,53 +56,50 @@ class Evidence(ABC):
         """What is gained (P,) when the two concepts of each pair (P, 2) are one."""
 
     @abstractmethod
+    def split_gains(self, sums: Sums, concepts: Tensor, parts: Sums) -> Tensor:
+        """What is gained (P,) when one of the concepts (P,) is two, whose blurred sums are rows 2p and 2p + 1 of `parts`."""
+
     def regrouped(self, sums: Sums, group: Tensor, number: int) -> Sums:
         """The sums of `number` concepts, of which `group[k]` takes in concept k."""
+        return self._changed(sums, lambda _, rows: rows.new_zeros(number, *rows.shape[1:]).index_add_(0, group, rows))
 
-    @abstractmethod
-    def divided(self, sums: Sums, concept: int, parts: Sums) -> Sums:
-        """A concept gives way to the two whose blurred sums are the rows of `parts`: one in its place, one at the end."""
+    def divided(self, sums: Sums, concepts: Tensor, parts: Sums) -> Sums:
+        """Concepts give way to the pairs in `parts`, as above: one of each in its place, one at the end."""
 
-    def split_gains(self, sums: Sums, parts: dict[int, list[Sums]]) -> dict[int, list[float]]:
-        """What is gained when one concept is two, for each concept and way to cut it."""
-        last = len(sums["weight"])
+        def change(name: str, rows: Tensor) -> Tensor:
+            return torch.cat([rows, parts[name][1::2]]).index_copy_(0, concepts, parts[name][::2])
 
-        def gain(concept: int, two: Sums) -> float:
-            try:
-                return -float(self.merge_gains(self.divided(sums, concept, two), torch.tensor([[concept, last]])))
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                # Some patches stand for all, and two halves of these can lie further apart than all patches spread.
-                return -math.inf
+        return self._changed(sums, change)
 
-        return {concept: [gain(concept, two) for two in ways] for concept, ways in parts.items()}
+    def _changed(self, sums: Sums, change: Callable[[str, Tensor], Tensor]) -> Sums:
+        return {name: change(name, rows) if name in self.by_concept else rows for name, rows in sums.items()}
 
-    def _precision_of_means(self, squares: Tensor) -> float:
+    def _precision_of_means(self, squares: Tensor) -> Tensor:
         """κ0 from |μ_k|² / d (K,) in units of Σ."""
-        return float(1 / (1 + squares.mean()))
+        return 1 / (1 + squares.mean())
 
 
 class SharedCovariance(Evidence):
     """One Σ for all concepts; `second` (d, d)."""
 
+    by_concept = ("weight", "first")
     _known: tuple[Sums, tuple[Tensor, Tensor, Tensor, Tensor]] | None = None  # sums are never changed in place
 
     def blurred(self, sums: Sums) -> Sums:
         # All patches together are the same whoever holds them: known once, in full precision.
         return {**sums, "second": sums["weight"].sum() * (self.spread + self.blur)}
 
-    def halves(self, x: Tensor, r: Tensor, empty: Gaussians) -> Sums:
-        return {
-            "weight": r.sum(0, dtype=torch.float64),
-            "first": r.double().T @ x.double(),
-        }  # a blur does not move means
+    def held(self, x: Tensor, by: Grouping, weights: Tensor, gaussians: Gaussians) -> Sums:
+        return self.blurred({"weight": by.totals(weights), "first": by.sums(x, weights).double()})
 
-    def total(self, sums: Sums) -> float:
+    def total(self, sums: Sums) -> Tensor:
         weight, white, degrees, lower = self._whitened(sums)
         d, n = white.shape[1], weight.sum()
         shape = torch.special.multigammaln(degrees / 2, d) - n * d / 2 * math.log(math.pi)
         squares = white.square().sum(1)
         price = self._price(weight, squares, d, self._precision_of_means(squares / d)).sum()
-        return float(shape - degrees * lower.diagonal().log().sum() - price)
+        total: Tensor = shape - degrees * lower.diagonal().log().sum() - price
+        return total
 
     def merge_gains(self, sums: Sums, pairs: Tensor) -> Tensor:
         weight, white, degrees, _ = self._whitened(sums)
@@ -114,24 +115,21 @@ class SharedCovariance(Evidence):
         gains: Tensor = saved - degrees / 2 * torch.log1p(apart / degrees)
         return gains
 
-    def split_gains(self, sums: Sums, parts: dict[int, list[Sums]]) -> dict[int, list[float]]:
-        """All at once: what a split takes off Ψ is c δδᵀ, for halves that lie δ apart, so Ψ is factorised once for all.
+    def split_gains(self, sums: Sums, concepts: Tensor, parts: Sums) -> Tensor:
+        """What a split takes off Ψ is c δδᵀ, for halves that lie δ apart, so Ψ is factorised once for all.
 
-        Halves that were found from some of a concept's patches need not add up to it; these are looked at one by one.
+        Where some patches stand for all, halves need not add up to their concept: what is missing, both share. Such halves can
+        lie further apart than all patches spread, and gain nothing then.
         """
-        ways = [(concept, two) for concept, some in parts.items() for two in some]
-        if not ways:
-            return {concept: [] for concept in parts}
-        concepts = torch.tensor([concept for concept, _ in ways], device=sums["weight"].device)
-        n, first = (torch.stack([two[name] for _, two in ways]) for name in ("weight", "first"))  # (P, 2), (P, 2, d)
         weight, white, degrees, lower = self._whitened(sums)
-        d, k = first.shape[2], len(weight)
-        means = first / n.clamp_min(1e-300)[:, :, None]
-        halves = (
-            torch.linalg.solve_triangular(lower, means.view(-1, d).T, upper=False).T.view_as(means) * degrees.sqrt()
-        )
+        d, k = white.shape[1], len(weight)
+        n, first = parts["weight"].view(-1, 2), parts["first"].view(-1, 2, d)
+        held = n.sum(1).clamp_min(1e-300)
+        first = first + (n / held[:, None])[:, :, None] * (sums["first"][concepts] - first.sum(1))[:, None]
+        means = (first / n.clamp_min(1e-300)[:, :, None]).view(-1, d)
+        halves = torch.linalg.solve_triangular(lower, means.T, upper=False).T.view_as(first) * degrees.sqrt()
         one, other = halves.unbind(1)
-        apart, held = one - other, n.sum(1).clamp_min(1e-300)
+        apart = one - other
         share = n.prod(1) / held / degrees  # c, in the units of `white`
         left = 1 - share * apart.square().sum(1)
         bend = share / left.clamp_min(1e-300)  # uᵀΨ⁻¹v becomes uᵀv + bend (uᵀδ)(δᵀv)
@@ -151,20 +149,8 @@ class SharedCovariance(Evidence):
             + self._price(n[:, 1], squares_other, d, kappa)
             - self._price(held, centre, d, kappa)
         )
-        gains = degrees / 2 * torch.log1p(between / degrees) - saved
-        gains[left <= 0] = -torch.inf
-        missing = (first.sum(1) - sums["first"][concepts]).abs().amax(1) + (held - weight[concepts]).abs()
-        exact = missing <= _ADDS_UP * (first.abs().amax((1, 2)) + held)
-        found: dict[int, list[float]] = {concept: [] for concept in parts}
-        for (concept, two), gain, adds_up in zip(ways, gains.tolist(), exact.tolist(), strict=True):
-            found[concept].append(gain if adds_up else super().split_gains(sums, {concept: [two]})[concept][0])
-        return found
-
-    def regrouped(self, sums: Sums, group: Tensor, number: int) -> Sums:
-        return {name: sums[name] if name == "second" else _regrouped(sums[name], group, number) for name in sums}
-
-    def divided(self, sums: Sums, concept: int, parts: Sums) -> Sums:
-        return {name: sums[name] if name == "second" else _divided(sums[name], concept, parts[name]) for name in sums}
+        gains: Tensor = degrees / 2 * torch.log1p(between / degrees) - saved
+        return torch.where(left > 0, gains, -torch.inf)
 
     def _whitened(self, sums: Sums) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """n_k, the means in units of Σ, ν, and the Cholesky factor of Ψ, once for the same sums."""
@@ -180,7 +166,7 @@ class SharedCovariance(Evidence):
         return self._known[1]
 
     @staticmethod
-    def _price(weight: Tensor, squares: Tensor, d: int, kappa: float | Tensor) -> Tensor:
+    def _price(weight: Tensor, squares: Tensor, d: int, kappa: Tensor) -> Tensor:
         return (d * torch.log1p(weight / kappa) + kappa * weight / (kappa + weight) * squares) / 2
 
 
@@ -190,8 +176,8 @@ class OwnCovariances(Evidence):
     def blurred(self, sums: Sums) -> Sums:
         return {**sums, "second": sums["second"] + sums["weight"][:, None, None] * self.blur}
 
-    def total(self, sums: Sums) -> float:
-        return float(self._each(sums, *self._hyperparameters(sums)).sum())
+    def total(self, sums: Sums) -> Tensor:
+        return self._each(sums, *self._hyperparameters(sums)).sum()
 
     def merge_gains(self, sums: Sums, pairs: Tensor) -> Tensor:
         given = self._hyperparameters(sums)
@@ -203,25 +189,19 @@ class OwnCovariances(Evidence):
             gains.append(self._each(together, *given) - alone[a] - alone[b])
         return torch.cat(gains)
 
-    def regrouped(self, sums: Sums, group: Tensor, number: int) -> Sums:
-        return {name: _regrouped(tensor, group, number) for name, tensor in sums.items()}
-
-    def divided(self, sums: Sums, concept: int, parts: Sums) -> Sums:
-        return {name: _divided(tensor, concept, parts[name]) for name, tensor in sums.items()}
-
-    def split_gains(self, sums: Sums, parts: dict[int, list[Sums]]) -> dict[int, list[float]]:
+    def split_gains(self, sums: Sums, concepts: Tensor, parts: Sums) -> Tensor:
         given = self._hyperparameters(sums)
-        whole = self._each(sums, *given)
-        return {k: [float(self._each(two, *given).sum() - whole[k]) for two in ways] for k, ways in parts.items()}
+        return self._each(parts, *given).view(-1, 2).sum(1) - self._each(sums, *given)[concepts]
 
-    def _hyperparameters(self, sums: Sums) -> tuple[float, float]:
+    def _hyperparameters(self, sums: Sums) -> tuple[Tensor, float]:
         """κ0 and s."""
         means = sums["first"] / sums["weight"].clamp_min(1e-300)[:, None]
         white = torch.linalg.solve_triangular(torch.linalg.cholesky(self.within), means.T, upper=False)
         kappa = self._precision_of_means(white.square().mean(0))
-        return kappa, max(_LIKENESS, key=lambda likeness: float(self._each(sums, kappa, likeness).sum()))
+        bounds = torch.stack([self._each(sums, kappa, likeness).sum() for likeness in _LIKENESS])
+        return kappa, _LIKENESS[int(bounds.argmax())]
 
-    def _each(self, sums: Sums, kappa: float, likeness: float) -> Tensor:
+    def _each(self, sums: Sums, kappa: float | Tensor, likeness: float) -> Tensor:
         """The normal-inverse-Wishart marginal of every concept's patches (K,)."""
         n, within = sums["weight"], likeness * self.within
         d = len(within)
@@ -242,7 +222,7 @@ class OwnVariances(OwnCovariances):
     def blurred(self, sums: Sums) -> Sums:
         return {**sums, "second": sums["second"] + sums["weight"][:, None] * self.blur.diagonal()}
 
-    def _each(self, sums: Sums, kappa: float, likeness: float) -> Tensor:
+    def _each(self, sums: Sums, kappa: float | Tensor, likeness: float) -> Tensor:
         n, within = sums["weight"][:, None], likeness * self.within.diagonal()
         means = sums["first"] / n.clamp_min(1e-300)
         scatter = within + sums["second"] - (n - kappa * n / (kappa + n)) * means.square()
@@ -274,16 +254,6 @@ def whitening(covariance: Tensor) -> Tensor:
     """Patches times this have unit spread."""
     white: Tensor = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
     return white
-
-
-def _regrouped(rows: Tensor, group: Tensor, number: int) -> Tensor:
-    return rows.new_zeros(number, *rows.shape[1:]).index_add_(0, group, rows)
-
-
-def _divided(rows: Tensor, place: int, parts: Tensor) -> Tensor:
-    out = torch.cat([rows, parts[1:]])
-    out[place] = parts[0]
-    return out
 
 
 def _log_det(matrices: Tensor) -> Tensor:

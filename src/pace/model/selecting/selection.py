@@ -165,9 +165,6 @@ def _curve(search: Search, found: Partition) -> dict[int, float]:
 
     for move in (*search.moves, *search.rejected):
         add(move.number, move.bound)
-    while len(found) > 1:
-        pairs, gains = search.merge_gains(found)
-        best = int(gains.argmax())
-        found = search.merged(found, [(int(pairs[best, 0]), int(pairs[best, 1]))], float(gains[best]))
-        add(len(found), found.bound)
+    for fewer in search.merges(found):
+        add(len(fewer), fewer.bound)
     return curve

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import Sums
+from pace.model.seeding import spread_out
 from pace.model.selecting.evidence import SharedCovariance, covariance, whitening
+from pace.model.selecting.grouping import Grouping
 
-_PATCHES_PER_CELL, _LEAST_PATCHES = 20, 6000
+_PATCHES_PER_CELL, _SEEDS_PER_CELL, _LEAST_PATCHES = 20, 8, 6000  # that make cells, and that they may start from
 _CELLS_PER_CONCEPT = 4  # so many more cells than concepts, or merging could not have found them
+_FEW = 24  # cells that tell whether there are only a few concepts
 _LLOYD_ROUNDS = 3
-_ROUNDING = 1e-6  # of their squares, below which two patches are the same one
 _AT_ONCE = 10  # one merge in so many cells before the next look
 
 
@@ -20,54 +22,46 @@ def sketch(x: Tensor, weights: Tensor, start: int, most: int, blur: float, rng: 
     """Means (K, d) of the best partition on the path with at most so many concepts, by the evidence of the cells' sums.
 
     The path goes on through merges that lose: single cells of a cloud may look like concepts of their own while halves of it
-    do not. If the best partition is made of nearly as many concepts as there are cells, there are too few cells.
+    do not. If the best partition is made of nearly as many concepts as there are cells, there are too few cells. A few are
+    looked at first, for that may be all it takes, and `start` of them next.
     """
     order = torch.as_tensor(rng.permutation(len(x)), device=x.device)
-    limit = min(len(x) // _CELLS_PER_CONCEPT, _CELLS_PER_CONCEPT * most)
-    cells = min(start, limit)
+    limit = max(1, min(len(x) // _CELLS_PER_CONCEPT, _CELLS_PER_CONCEPT * most))
+    cells = min(start, _FEW, limit)
+    # Cells of patches as they are, and with all directions alike: a few wide ones would hide what the others tell.
+    ways = {"as they are", "all alike"}
     while True:
         some = order[: max(_LEAST_PATCHES, _PATCHES_PER_CELL * cells)]
         patches, held = x[some], weights[some]
         spread = covariance(patches, held)
         evidence = SharedCovariance(spread, blur, spread)
-        # Cells of patches as they are, and with all directions alike: a few wide ones would hide what the others tell.
-        ways = (
-            _best_on_path(evidence.blurred(_cells(seen, patches, held, max(cells, 1), rng)), evidence, most)
-            for seen in (patches, patches @ whitening(spread).to(patches.dtype))
-        )
-        _, best = max(ways, key=lambda way: way[0])
+        found = {}
+        for way in sorted(ways):
+            seen = patches if way == "as they are" else patches @ whitening(spread).to(patches.dtype)
+            found[way] = _best_on_path(evidence.blurred(_cells(seen, patches, held, cells, rng)), evidence, most)
+        better = max(found, key=lambda way: found[way][0])
+        best = found[better][1]
         number = len(best["weight"])
-        if number * _CELLS_PER_CONCEPT <= cells or cells >= limit:
+        # What is rare hides in a few cells: the first look decides only if it finds very few.
+        enough = _CELLS_PER_CONCEPT * number * (2 if cells < start else 1)
+        if enough <= cells or cells >= limit:
             return (best["first"] / best["weight"][:, None]).to(x.dtype)
-        cells = min(max(2 * cells, _CELLS_PER_CONCEPT * number), limit)
+        if cells >= _FEW:
+            ways = {better}
+        cells = max(2 * cells, _CELLS_PER_CONCEPT * number, start)
+        cells = cells if 2 * cells <= limit else limit  # a look with hardly more cells would tell nothing new
 
 
 def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> Sums:
     """k-means++ and a few rounds of Lloyd's algorithm on x; weight and first moments of the cells that hold patches."""
-    chosen: list[Tensor] = []
-    squares = x.square().sum(1)
-    chance = weights.double()
-    nearest = torch.full_like(weights, torch.inf)
-    for draw in rng.random(cells):
-        ladder = chance.cumsum(0)
-        if ladder[-1] <= 0:  # fewer different patches than cells
-            break
-        place = torch.searchsorted(ladder, draw * ladder[-1], right=True).clamp_max(len(x) - 1)
-        chosen.append(place)
-        both = squares + squares[place]
-        distance = torch.addmv(both, x, x[place], alpha=-2)
-        nearest = torch.minimum(nearest, distance.masked_fill_(distance <= _ROUNDING * both, 0))
-        chance = (nearest * weights).double()
-    means = x[torch.stack(chosen)]
-    weighted = x * weights[:, None]
+    some = max(_LEAST_PATCHES, _SEEDS_PER_CELL * cells)  # they come in random order
+    means = x[spread_out(x[:some], weights[:some], cells, rng)]
     for _ in range(_LLOYD_ROUNDS + 1):
-        owner = torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)
-        size = weights.new_zeros(len(means)).index_add_(0, owner, weights)
-        first = torch.zeros_like(means).index_add_(0, owner, weighted)
-        means = torch.where(size[:, None] > 0, first / size.clamp_min(1e-30)[:, None], means)
+        by = Grouping(torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1), len(means))
+        size = by.totals(weights)
+        means = torch.where(size[:, None] > 0, by.sums(x, weights) / size.to(x.dtype).clamp_min(1e-30)[:, None], means)
     filled = size > 0
-    first = torch.zeros_like(means).index_add_(0, owner, patches * weights[:, None])
-    return {"weight": size[filled].double(), "first": first[filled].double()}
+    return {"weight": size[filled], "first": by.sums(patches, weights)[filled].double()}
 
 
 def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> tuple[float, Sums]:
@@ -75,7 +69,7 @@ def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> tuple[fl
     while True:
         weight = sums["weight"]
         k = len(weight)
-        bound = evidence.total(sums) + float(torch.xlogy(weight, weight / weight.sum()).sum())
+        bound = float(evidence.total(sums) + torch.xlogy(weight, weight / weight.sum()).sum())
         if bound > best_bound and k <= most:
             best, best_bound = sums, bound
         if k == 1:
