@@ -109,19 +109,20 @@ def _supported(
     """What the patches ask for, if that is less than half of what they are given.
 
     Patches need not lie in clouds, and then they ask for few. So unless told to prune, it must also be that the prediction
-    follows from those few: first from a quick guess, then from what a search finds.
+    follows from those few: first from a quick guess, then from what a search finds. Where it follows from the guess, the search
+    makes that better and not larger.
     """
     report("are there so many concepts?")
 
     def enough(means: Tensor) -> bool:
         return len(means) < n_concepts / 2 and (model.prune != "auto" or _suffice(model, means, observations, settings))
 
-    if not enough(first_guess(observations, settings, n_concepts, model.seed)):
+    guess = first_guess(observations, settings, n_concepts, model.seed)
+    if not enough(guess):
         return None
     strength = prior_strength_of(model, observations, settings)
-    found = select(
-        observations, settings, covariance=model.covariance, strength=strength, most=n_concepts, seed=model.seed
-    )
+    most = len(guess) if model.prune == "auto" else n_concepts
+    found = select(observations, settings, covariance=model.covariance, strength=strength, most=most, seed=model.seed)
     return found if enough(found.means) else None
 
 

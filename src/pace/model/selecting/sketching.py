@@ -26,7 +26,7 @@ def sketch(x: Tensor, weights: Tensor, start: int, most: int, blur: float, rng: 
     looked at first, for that may be all it takes, and `start` of them next.
     """
     order = torch.as_tensor(rng.permutation(len(x)), device=x.device)
-    limit = max(1, min(len(x) // _CELLS_PER_CONCEPT, _CELLS_PER_CONCEPT * most))
+    limit = max(1, min(len(x) // _CELLS_PER_CONCEPT, _CELLS_PER_CONCEPT * max(most, start)))
     cells = min(start, _FEW, limit)
     # Cells of patches as they are, and with all directions alike: a few wide ones would hide what the others tell.
     ways = {"as they are", "all alike"}
