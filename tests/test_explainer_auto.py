@@ -222,3 +222,11 @@ def test_moves_are_shown_as_they_are_made(monkeypatch):
 def test_what_does_not_go_with_it_is_one_line(parameters, message):
     with pytest.raises(ValueError, match=message):
         fit(**parameters)
+
+
+def test_images_that_ask_for_one_concept_alone_are_said_to():
+    rng = np.random.default_rng(0)
+    noise = Observations(rng.normal(size=(40, 9, 6)), np.ones((40, 9)))
+    with pytest.warns(ConvergenceWarning, match="ask for one concept alone.*set n_concepts by hand"):
+        model = PACE("auto", **QUICK).fit(noise)
+    assert model.selection_.n_concepts == 1
