@@ -101,7 +101,9 @@ def _select(model: PACE, observations: Observations, settings: Settings, report:
         message = f"the search stopped at {MOST} concepts, the most it looks for; set n_concepts by hand for such data"
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
     if found.n_concepts == 1:
-        message = "these images ask for one concept alone, which explains nothing; look at more, or set n_concepts by hand"
+        message = (
+            "these images ask for one concept alone, which explains nothing; look at more, or set n_concepts by hand"
+        )
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return found
 
