@@ -21,8 +21,8 @@ from pace.model.gaussians.fused import on_its_gpu, succeeds
 
 MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 
-# Entries of φ that a thread works on at once, and concepts that a warp takes. Up to so many, one warp has an image to itself,
-# and sums up rows without waiting for others.
+# Entries of φ that a thread works on at once, and concepts that a warp takes: of several sizes the quickest on an H200 with
+# K = 100, where four warps share an image (benchmarks/gpu.py).
 TILE = (16, 32)
 
 _TRIED = 6  # sweeps, of the case by which it is told whether the kernel can be used
