@@ -166,7 +166,7 @@ def scatter(size: Size, rates: dict[str, float]) -> None:
     gaussians, x, owner, _ = fitted(size)
     n, (k, d) = len(x), gaussians.means.shape
     kernels = dense._kernels(x)
-    for entries in (1, 3, 30):
+    for entries in (1, 3, 30, k - 1):
         r = torch.zeros(n, k, device=DEVICE)
         r.scatter_(1, torch.rand(n, k, device=DEVICE).topk(min(entries, k), 1).indices, 0.1)
         r.scatter_(1, owner[:, None], 1.0)

@@ -33,7 +33,7 @@ _BAND = 128  # tiles of rows that meet all concepts before the next ones do: abo
 
 # Rows a scatter prepares at once, how many it sums up before their sum is rounded, depth, warps and stages. Tensor cores cut
 # digits off where other sums round, which would add up.
-SCATTER = (1 << 19, 4096, 64, 8, 4)
+SCATTER = (1 << 20, 4096, 64, 8, 4)
 _PREPARED = 32  # rows of a block in which they are prepared
 
 
@@ -100,6 +100,8 @@ def add_scatter(
     x: Tensor, means: Tensor, rows: Tensor, concepts: Tensor, counts: Tensor, weights: Tensor, out: Tensor
 ) -> None:
     """Add Σ_i w_i (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d), float64; rows as in `distances_at`, `concepts` the k of each."""
+    if not len(rows):
+        return
     at_once, run, depth, warps, stages = SCATTER
     x, means, (n, d) = x.contiguous(), means.contiguous(), x.shape
     wide = d + -d % TILE
@@ -121,9 +123,9 @@ def add_scatter(
             )  # fmt: skip
             _scatter_kernel[(len(left), len(counts))](
                 room, scale, left, right, first, last, part,
-                WIDE=wide, RUN=run, TILE=TILE, DEPTH=depth, num_warps=warps, num_stages=stages,
+                FRESH=some.start == 0, WIDE=wide, RUN=run, TILE=TILE, DEPTH=depth, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        out.add_(part[:, :d, :d])
+    out.add_(part[:, :d, :d])
 
 
 def on_its_gpu(tensor: Tensor) -> AbstractContextManager[object]:
@@ -236,9 +238,9 @@ def _prepare_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _scatter_kernel(  # type: ignore[no-untyped-def]
     room, scale, lefts, rights, starts, stops, out,
-    WIDE: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
+    FRESH: tl.constexpr, WIDE: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one concept's scatter, on or above the diagonal, and its mirror image."""
+    """One tile of one concept's scatter, on or above the diagonal, and its mirror image; added up unless `FRESH`."""
     concept = tl.program_id(1).to(tl.int64)
     start, stop = tl.load(starts + concept), tl.load(stops + concept)
     left, right = tl.load(lefts + tl.program_id(0)), tl.load(rights + tl.program_id(0))
@@ -256,6 +258,9 @@ def _scatter_kernel(  # type: ignore[no-untyped-def]
         total += part
     total *= tl.load(scale + across)[:, None] * tl.load(scale + down)[None, :]
     out += concept * WIDE * WIDE
-    tl.store(out + (across[:, None] * WIDE + down[None, :]), total)
+    target = out + (across[:, None] * WIDE + down[None, :])
+    if not FRESH:
+        total += tl.load(target)
+    tl.store(target, total)
     if left != right:
         tl.store(out + (down[:, None] * WIDE + across[None, :]), tl.trans(total))
