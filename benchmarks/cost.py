@@ -1,6 +1,6 @@
 """What one EM pass costs, against the number of images M, of concepts K, of dimensions d and of processes, in one run.
 
-    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim processes] [--out cost-cpu.csv]
+    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim processes] [--ways pace] [--out cost-cpu.csv]
 
 One of these is varied at a time around a base point. All ways go through the same drawn images in two views, from the same
 means and covariances:
@@ -21,7 +21,7 @@ thread on a CPU, and the clock's otherwise. A part that fails leaves its error i
 import argparse
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -203,7 +203,10 @@ def time_processes(row: Row, grid: Grid, epochs: int) -> None:
     row.pace = seconds_an_epoch(row.processes, tokens=grid.tokens, epochs=epochs, **where)
 
 
-def measure(row: Row, grid: Grid, device: torch.device) -> None:
+WAYS: dict[str, Callable[[Problem], None]] = {"pace": time_pace, "sklearn": time_sklearn, "printed": time_printed}
+
+
+def measure(row: Row, grid: Grid, device: torch.device, ways: Iterable[str] = WAYS) -> None:
     problem: Problem | None = None
 
     def draw() -> None:
@@ -212,8 +215,8 @@ def measure(row: Row, grid: Grid, device: torch.device) -> None:
 
     attempt(row, "drawing", draw)
     if problem is not None:
-        for name, work in (("pace", time_pace), ("sklearn", time_sklearn), ("printed", time_printed)):
-            attempt(row, name, lambda work=work: work(problem))
+        for name in ways:
+            attempt(row, name, lambda name=name: WAYS[name](problem))
 
 
 def attempt(row: Row, what: str, work: Callable[[], None]) -> None:
@@ -252,6 +255,7 @@ def main() -> None:
         "--vary", nargs="+", choices=(*AXES, "processes"), help="all; without processes if it must be quick"
     )
     parser.add_argument("--covariance", nargs="+", choices=COVARIANCES, default=list(COVARIANCES))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="sklearn takes most of the time")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every way on the CPU")
     parser.add_argument("--out", help="a CSV file; written anew after every point")
     arguments = parser.parse_args()
@@ -274,7 +278,7 @@ def main() -> None:
                 elif varied == "processes":
                     attempt(row, varied, lambda row=row: time_processes(row, grid, 1 if arguments.quick else 3))
                 else:
-                    measure(row, grid, device)
+                    measure(row, grid, device, arguments.ways)
                 known[place] = row
                 rows.append(row)
                 print(f"[{time.perf_counter() - began:4.0f} s] {line(row)}", flush=True)

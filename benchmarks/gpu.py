@@ -39,8 +39,8 @@ TILES = {
 TILES_TF32 = [(128, 128, 32, 8, 3), (128, 256, 32, 8, 3)]
 BLOCKS = [(1 << 16, 256, 512), (1 << 16, 256, 1024), (1 << 16, 128, 512), (1 << 16, 384, 768), (1 << 14, 256, 2048)]
 # Rows prepared, rows summed up in one go, depth, warps, stages.
-SCATTERS = [(1 << 19, 4096, 64, 8, 3), (1 << 19, 4096, 64, 8, 4), (1 << 19, 4096, 128, 8, 3), (1 << 19, 4096, 32, 8, 5),
-            (1 << 17, 4096, 64, 8, 3)]  # fmt: skip
+SCATTERS = [(1 << 18, 4096, 64, 8, 4), (1 << 19, 4096, 64, 8, 4), (1 << 20, 4096, 64, 8, 4), (1 << 21, 4096, 64, 8, 4),
+            (1 << 20, 4096, 32, 4, 5)]  # fmt: skip
 # Entries of φ that a thread works on at once, concepts that a warp takes.
 SWEEPS = [(8, 256), (16, 256), (32, 256), (64, 256), (16, 64), (32, 64), (16, 32)]
 
@@ -442,11 +442,13 @@ def main() -> None:
     names = ["products", "distances", "scatter", "factors", "fit", "tied", "small", "whole", "explain"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
+    parser.add_argument("--rows", type=int, help="patches whose distances and scatter are timed")
     parser.add_argument("--small", action="store_true", help="little of everything")
     parser.add_argument("--profile", action="store_true", help="torch's profiler on a tenth of the images, two epochs")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
     size, begin = Size(arguments.small), time.perf_counter()
+    size.rows = arguments.rows or size.rows
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     print(
         f"{name}, torch {torch.__version__}, kernels: {dense._kernels(torch.empty(1, 768, device=DEVICE)) is not None}"
