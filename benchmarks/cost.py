@@ -1,6 +1,6 @@
 """What one EM pass costs, against the number of images M, of concepts K, of dimensions d and of processes, in one run.
 
-    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim processes] [--ways pace] [--out cost-cpu.csv]
+    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim processes] [--ways pace] [--out FILE]
 
 One of these is varied at a time around a base point. All ways go through the same drawn images in two views, from the same
 means and covariances:
