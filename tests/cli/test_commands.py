@@ -210,13 +210,14 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("picky")
-def test_an_automatic_layer_is_said_and_remembered(elsewhere: Path):
-    auto = ("--images", "shop/photos", *SHOP_MODEL, "--layer", "auto", "--out")
+@pytest.mark.parametrize("how", [("--layer", "auto"), ()], ids=["asked for", "by default"])
+def test_an_automatic_layer_is_said_and_remembered(how: tuple[str, ...], elsewhere: Path):
+    auto = ("--images", "shop/photos", *SHOP_MODEL, *how, "--out")
     outcome = invoke("fit", *auto, "fit", *QUICK)
     assert outcome.code == 0, outcome.err
     assert "block 4: 75 % of its patches' variance lies within images, against 25 % at block 5" in outcome.out
     kept = record(elsewhere / "fit")
-    assert kept["configuration"]["layer"] == "auto"
+    assert kept["configuration"]["layer"] == ("auto" if how else None)
     assert (kept["model"]["layer"], kept["model"]["attention_layer"]) == (4, 5)
     explained = invoke("explain", "shop/flat/0.png", "--run", "fit", "--json").document
     assert explained["fit"]["model"] == kept["model"]
@@ -228,6 +229,12 @@ def test_an_automatic_layer_is_said_and_remembered(elsewhere: Path):
     assert record(elsewhere / "seen")["model"]["fingerprint"] == kept["model"]["fingerprint"]
     stored = invoke("fit", "--observations", "seen", *QUICK, "--json").document
     assert stored["model"]["attention_layer"] == 5
+
+
+def test_of_a_single_image_the_last_block_is_seen(elsewhere: Path):
+    one = ("extract", "--images", "shop/photos", "--limit", "1", *SHOP_MODEL, "--no-pairs", "--json")
+    assert invoke(*one).document["model"]["layer"] == 5
+    assert "expected 2 images or more" in invoke(*one, "--layer", "auto").error
 
 
 def test_an_automatic_layer_is_the_librarys_choice(elsewhere: Path, workshop: Path):
@@ -252,7 +259,7 @@ def test_a_run_from_before_there_was_a_choice_of_attention_opens(elsewhere: Path
 
     shutil.copytree(workshop / "fit", elsewhere / "old")
     kept = record(elsewhere / "old")
-    assert kept["model"].pop("attention_layer", 0) is None
+    assert kept["model"].pop("attention_layer") == 5
     (elsewhere / "old" / "run.json").write_text(json.dumps(kept))
     assert invoke("explain", "shop/flat/0.png", "--run", "old").code == 0
 

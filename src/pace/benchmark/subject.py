@@ -16,6 +16,8 @@ from pace.benchmark.cache import Cache, key_of
 from pace.benchmark.data import Dataset
 from pace.images import AUGMENT_SEED, Perturbation
 
+Layer = int | Literal["auto"]
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -24,8 +26,8 @@ class Recipe:
     name, architecture, image_size, normalize
         As `pace.backbones.load` takes them. A name of None is the ViT that is shipped for Color.
     layer
-        The block that is explained; None is the last one, or for the shipped ViT the one that the demo explains. "auto" is
-        the one that `choose_layer` finds on the training images, with the attention of the last block.
+        The block that is explained; "auto" is the one that `choose_layer` finds on the training images, with the attention of
+        the last block. None is that, too, or for the shipped ViT the block that the demo explains.
     count_cls
         Whether CLS counts as a token, as in the paper. What is left of a model after its last block reads CLS alone, so
         attributions need it there.
@@ -39,7 +41,7 @@ class Recipe:
     name: str | os.PathLike[str] | None = None
     architecture: str | None = None
     image_size: int | None = None
-    layer: int | Literal["auto"] | None = None
+    layer: Layer | None = None
     count_cls: bool = True
     train: bool = True
     epochs: int = 20
@@ -80,10 +82,9 @@ def prepare_subject(
     else:
         model, usual, about = _named(recipe.name, recipe, dataset, cache, seed, device)
     model = model.float().to(device).eval().requires_grad_(False)
-    if recipe.layer == "auto":
+    layer, attention_layer = usual if recipe.layer is None else recipe.layer, None
+    if layer == "auto":
         layer, attention_layer = choose_layer(model, dataset.train, seed=seed, report=report), -1
-    else:
-        layer, attention_layer = usual if recipe.layer is None else recipe.layer, None
     backbone = Backbone(model, layer, count_cls=recipe.count_cls, attention_layer=attention_layer)
     height, width = backbone.preprocessing.size
     with torch.no_grad():
@@ -100,7 +101,7 @@ def prepare_subject(
 
 def _named(
     name: str | os.PathLike[str], recipe: Recipe, dataset: Dataset, cache: Cache, seed: int, device: torch.device
-) -> tuple[Any, int, dict[str, Any]]:
+) -> tuple[Any, Layer, dict[str, Any]]:
     """The model, its usual layer, and what results say of it."""
     options: dict[str, Any] = {} if recipe.image_size is None else {"img_size": recipe.image_size}
     model = load(name, model=recipe.architecture, normalize=recipe.normalize, **options)
@@ -129,7 +130,7 @@ def _named(
         if recipe.layer_decay != 1:
             how += f", layer decay {recipe.layer_decay:g}"
         about |= {"training": f"fine-tuned on {dataset.name}: {how}", "held_out_accuracy": found.accuracy}
-    return model, -1, about
+    return model, "auto", about
 
 
 def color_size() -> int:
@@ -139,7 +140,7 @@ def color_size() -> int:
     return SIZE
 
 
-def _shipped(dataset: Dataset) -> tuple[Any, int, dict[str, Any]]:
+def _shipped(dataset: Dataset) -> tuple[Any, Layer, dict[str, Any]]:
     if dataset.name != "color":
         raise ValueError(f"{dataset.name}: which model is to be explained? Only Color comes with one; name a backbone")
     from pace.demo.vit import LAYER, load_model

@@ -30,7 +30,7 @@ class ModelChoice:
     name: str
     architecture: str | None = None
     image_size: int | None = None
-    layer: int | Literal["auto"] | None = None  # None: the last, or the one that suits the embedded model
+    layer: int | Literal["auto"] | None = None  # None: "auto", or of the embedded model the one that suits it
     count_cls: bool = True
     head: str | None = None
     attention_layer: int | None = None  # None: the layer's own
@@ -93,11 +93,11 @@ def open_subject(
     model, names = load_model(choice)
     model = model.float().to(device)
     layer, attention_layer = choice.layer, choice.attention_layer
+    if layer is None:
+        layer = _usual_layer(choice)
     if layer == "auto":
         assert choose is not None  # records have the number that was found
         layer, attention_layer = choose(model), -1
-    elif layer is None:
-        layer = _usual_layer(choice)
     head = None if choice.head is None else _read_head(Path(choice.head))
     backbone = Backbone(model, layer, head, choice.count_cls, attention_layer)
     kept = None if attention_layer is None else backbone.attention_layer
@@ -105,12 +105,12 @@ def open_subject(
     return Subject(backbone, opened, names)
 
 
-def _usual_layer(choice: ModelChoice) -> int:
+def _usual_layer(choice: ModelChoice) -> int | Literal["auto"]:
     if choice.name == "color":
         from pace.demo.vit import LAYER
 
         return LAYER
-    return -1
+    return "auto"
 
 
 def load_model(choice: ModelChoice) -> tuple[nn.Module, tuple[str, ...] | None]:

@@ -37,12 +37,19 @@ def open_both(
     with busy("opening the images"):
         opened = images.open()
 
+    why: list[str] = []
+
     def choose(network: nn.Module) -> int:
         from pace.backbones import choose_layer
 
-        return choose_layer(network, opened, seed=images.seed, batch_size=batch_size, report=say)
+        if model.layer is None and len(opened) < 2:  # nothing to compare
+            return -1
+        return choose_layer(network, opened, seed=images.seed, batch_size=batch_size, report=why.append)
 
     subject = open_subject(model, device, choose)
+    if model.layer == "auto" or subject.backbone.layer < subject.backbone.layers - 1:  # that it is the last is no news
+        for line in why:
+            say(line)
     if probe:
         subject.backbone.head = fit_probe(subject.backbone, opened, batch_size)
         subject = replace(subject, class_names=tuple(opened.class_names or ()) or None)

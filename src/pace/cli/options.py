@@ -147,7 +147,7 @@ Layer = Annotated[
         parser=_block_or_auto,
         metavar="NUMBER|auto",
         help="The block to explain, negative from the end; auto is the last whose patches still differ within images.",
-        show_default="the last; of color, the first",
+        show_default="auto; of color, the first",
         rich_help_panel=_MODEL,
     ),
 ]
