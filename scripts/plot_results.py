@@ -13,8 +13,8 @@ from collections import defaultdict
 from matplotlib.figure import Figure
 
 TITLES = {
-    "pace": "PACE", "auto": "PACE, block by rule", "w2": "PACE, w2", "em": "PACE, EM only", "few": "PACE, K = 5",
-    "nocls": "PACE, no CLS", "craft-sobol": "CRAFT, Sobol",
+    "pace": "PACE", "last": "PACE, last block", "em": "PACE, EM only", "few": "PACE, K = 5",
+    "craft-sobol": "CRAFT, Sobol",
     "pace-paper": "printed rules", "saliency": "Saliency",
     "shap": "SHAP", "lime": "LIME", "agi": "AGI", "craft": "CRAFT", "kmeans": "k-means", "gmm": "mixture",
     "embedding": "mean embedding", "true-colors": "true colours", "semi-nmf": "semi-NMF",
