@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--finetune", type=int, metavar="EPOCHS")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--layer-decay", type=float, default=1.0)
-    parser.add_argument("--no-cls", action="store_true")
+    parser.add_argument("--cls", action="store_true", help="count the CLS token as a patch")
     parser.add_argument("--views", action="store_true", help="EM learns from perturbed views, too")
     parser.add_argument("--images-in-step", type=int, help="of refining")
     parser.add_argument("--model", default="vit_small_patch14_reg4_dinov2")
@@ -135,7 +135,7 @@ def main() -> None:
     for block in arguments.blocks:
         whose, layer = block.split(":")
         attention_layer = -1 if whose == "last" else None
-        backbone = Backbone(net, int(layer), count_cls=not arguments.no_cls, attention_layer=attention_layer)
+        backbone = Backbone(net, int(layer), count_cls=arguments.cls, attention_layer=attention_layer)
         split = Split(observe_pair(backbone, images, perturb=Perturbation(0), progress=False), device)
         parts = None
         if isinstance(images, CUB):

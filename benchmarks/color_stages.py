@@ -1,6 +1,6 @@
 """How steady PACE's concepts are on Color under each part of the perturbation alone, beside the true colours.
 
-    uv run python benchmarks/color_stages.py [--seeds 3] [--concepts 100] [--no-cls]
+    uv run python benchmarks/color_stages.py [--seeds 3] [--concepts 100] [--cls]
 
 PACE with its defaults, learned from the paper's 1,600 images and scored on the other 400. `share` is its stability over that
 of the true colours, which changes where the perturbation changes colours; recovery is the NMI of a patch's concept with its
@@ -26,10 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--concepts", type=int, default=100)
-    parser.add_argument("--no-cls", action="store_true", help="leave the CLS token out")
+    parser.add_argument("--cls", action="store_true", help="count the CLS token as a patch")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    backbone = Backbone(load_model(), layer=LAYER, count_cls=not arguments.no_cls)
+    backbone = Backbone(load_model(), layer=LAYER, count_cls=arguments.cls)
     print("| seed | stages | PACE | true colours | share | ratio | sparsity | recovery | in use |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for seed in range(arguments.seeds):

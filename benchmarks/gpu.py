@@ -348,7 +348,7 @@ def pictures(number: int) -> Tensor:
 
 def whole(size: Size) -> None:
     """From images on the device to concepts: both views through a ViT-B/16, then the fit."""
-    backbone = Backbone(vit(768))
+    backbone = Backbone(vit(768), count_cls=True)
     batch = pictures(min(256, size.images))
     backbone(batch)
     model(size, "full", 1, n_init=1).fit(*observed(48, 197, 768, size.concepts, 2)[:1])  # compiles

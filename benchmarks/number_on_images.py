@@ -143,7 +143,9 @@ def observe(arguments: argparse.Namespace) -> dict[str, Observations]:
 
 
 def read(path: str, device: str) -> Observations:
-    return on_device(Observations(**load_file(path), prefix_tokens=1), device)
+    parts = load_file(path)
+    prefix = int(parts.pop("prefix_tokens", 1))  # files that do not say it are from when CLS counted
+    return on_device(Observations(**parts, prefix_tokens=prefix), device)
 
 
 def on_device(seen: Observations, device: str) -> Observations:
@@ -156,6 +158,7 @@ def keep(folder: str, found: dict[str, Observations]) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for split, seen in found.items():
         parts = {"embeddings": seen.embeddings, "attention": seen.attention, "predictions": seen.predictions}
+        parts["prefix_tokens"] = torch.tensor(seen.prefix_tokens)
         save_file(
             {name: part.cpu().contiguous() for name, part in parts.items()}, Path(folder) / f"{split}.safetensors"
         )

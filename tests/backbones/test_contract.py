@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def model(family: Family) -> nn.Module:
     return family.model()
 
 
-def _kept(tokens: Tensor, family: Family, count_cls: bool = True) -> Tensor:
+def _kept(tokens: Tensor, family: Family, count_cls: bool) -> Tensor:
     patches = tokens[:, family.prefix :]
     return torch.cat([tokens[:, :1], patches], 1) if family.has_cls and count_cls else patches
 
@@ -39,11 +40,11 @@ def test_tokens_and_attention_are_the_librarys_own_at_every_layer_and_size(famil
         images = family.images(size)
         layers = family.reference(model, images)
         assert Backbone(model).layers == len(layers)
-        for layer, expected in enumerate(layers):
-            backbone = Backbone(model, layer=layer)
+        for (layer, expected), counted in product(enumerate(layers), (True, False)):
+            backbone = Backbone(model, layer=layer, count_cls=counted)
             found = backbone(images)
-            _close(found.embeddings, _kept(expected.tokens, family), 1e-4)
-            _close(found.attention, _kept(expected.attention, family))
+            _close(found.embeddings, _kept(expected.tokens, family, counted), 1e-4)
+            _close(found.attention, _kept(expected.attention, family, counted))
             rows, columns = backbone.grid(*size)
             assert found.embeddings.shape == (2, rows * columns + backbone.prefix_tokens, backbone.dim)
             spread = found.attention.amax(1) / found.attention.amin(1)
@@ -78,7 +79,7 @@ def test_the_two_halves_of_a_split_make_the_whole_at_every_layer(family: Family,
             expected = backbone(images).predictions.log()
         found = backbone.forward_from(tokens, size)
         _close(found.log_softmax(-1), expected.log_softmax(-1), 1e-4)
-        _close(_kept(tokens, family), backbone(images).embeddings)
+        _close(_kept(tokens, family, count_cls=False), backbone(images).embeddings)
         assert not torch.allclose(backbone.forward_from(tokens.flip(-1), size), found), "tokens must matter"
 
 
@@ -95,8 +96,9 @@ def test_logits_have_gradients_to_the_tokens_and_the_images(family: Family, mode
     assert to_images.abs().sum() > 0
 
 
-def test_cls_is_counted_by_choice(family: Family, model: nn.Module) -> None:
-    with_cls, without = Backbone(model), Backbone(model, count_cls=False)
+def test_cls_is_no_patch_unless_it_is_to_count(family: Family, model: nn.Module) -> None:
+    with_cls, without = Backbone(model, count_cls=True), Backbone(model)
+    assert with_cls.has_cls == without.has_cls == family.has_cls
     assert (with_cls.prefix_tokens, without.prefix_tokens) == (int(family.has_cls), 0)
     images = family.images()
     torch.testing.assert_close(
@@ -104,6 +106,15 @@ def test_cls_is_counted_by_choice(family: Family, model: nn.Module) -> None:
     )
     rows, columns = without.grid(*family.size)
     assert without(images).embeddings.shape[1] == rows * columns
+
+
+@torch.no_grad()
+def test_every_token_can_be_asked_for(family: Family, model: nn.Module) -> None:
+    images = family.images()
+    for expected, counted in zip(family.reference(model, images)[-1:] * 2, (True, False), strict=True):
+        found = Backbone(model, count_cls=counted).every_token(images)
+        _close(found.embeddings, expected.tokens, 1e-4)
+        _close(found.attention, expected.attention)
 
 
 def test_negative_layers_count_from_the_end(family: Family, model: nn.Module) -> None:
@@ -274,17 +285,23 @@ def test_fingerprints_tell_models_apart(family: Family, model: nn.Module) -> Non
     assert own == Backbone(family.model()).fingerprint(), "the same model made again"
     Backbone(model)(family.images())
     assert own == Backbone(model).fingerprint(), "use does not change it"
-    others = [Backbone(model, 0), Backbone(model, count_cls=False), Backbone(model, head=nn.Linear(3, 2))]
+    others = [Backbone(model, 0), Backbone(model, count_cls=True), Backbone(model, head=nn.Linear(3, 2))]
     changed = family.model()
     with torch.no_grad():
         last = [parameter for _, parameter in Backbone(changed)._sight.model.named_parameters()][-1]
         last.view(-1)[-1] += 1e-3
     others += [Backbone(model, 0, attention_layer=-1), Backbone(model, 0, attention_layer=-2)]
     found = {own, *(other.fingerprint() for other in others), Backbone(changed).fingerprint()}
-    assert len(found) == 7
+    assert len(found) == 6 + family.has_cls, "whether CLS counts is no matter where there is none"
 
 
 def test_fingerprints_of_a_layers_own_attention_are_what_they_were_without_a_choice() -> None:
     model = FAMILIES["timm-vit"].model()
-    for last in (Backbone(model), Backbone(model, attention_layer=-1), Backbone(model, 2, attention_layer=2)):
-        assert last.fingerprint() == fingerprint(model, 2, None, True), "stores on disk compare with it"
+    for counted, options in product((True, False), ({}, {"attention_layer": -1}, {"layer": 2, "attention_layer": 2})):
+        found = Backbone(model, count_cls=counted, **options).fingerprint()  # type: ignore[arg-type]
+        assert found == fingerprint(model, 2, None, counted), "stores on disk compare with it"
+
+
+def test_stores_of_a_model_without_cls_stay_what_they_were_when_cls_counted_by_default() -> None:
+    model = FAMILIES["timm-vit-no-cls"].model()
+    assert Backbone(model).fingerprint() == fingerprint(model, Backbone(model).layer, None, True)

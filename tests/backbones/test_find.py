@@ -209,7 +209,7 @@ def test_one_channel_models_take_one_channel() -> None:
     from timm.models import VisionTransformer
 
     model = VisionTransformer(32, 8, in_chans=1, embed_dim=32, depth=1, num_heads=2, num_classes=0)
-    assert Backbone(model)(torch.zeros(2, 1, 32, 32)).embeddings.shape == (2, 17, 32)
+    assert Backbone(model)(torch.zeros(2, 1, 32, 32)).embeddings.shape == (2, 16, 32)
 
 
 # Models of one's own.
@@ -258,14 +258,14 @@ def _tower(model: Strange) -> Tower:
 def test_a_described_tower_is_a_backbone() -> None:
     torch.manual_seed(0)
     model, images = Strange(), torch.randn(2, 3, 2, 2)
-    backbone = Backbone(_tower(model))
+    backbone = Backbone(_tower(model), count_cls=True)
     assert backbone.preprocessing == Preprocessing(size=(2, 2))
     found = backbone(images)
     assert found.embeddings.shape == (2, 5, 8)
     torch.testing.assert_close(found.attention.sum(1), torch.ones(2))
     torch.testing.assert_close(found.predictions, model(images).softmax(-1).detach())
     torch.testing.assert_close(backbone.forward_from(backbone.split(images)), model(images))
-    assert backbone.fingerprint() != Backbone(_tower(Strange())).fingerprint()
+    assert backbone.fingerprint() != Backbone(_tower(Strange()), count_cls=True).fingerprint()
 
 
 def test_attention_that_cannot_be_seen_is_an_error_and_never_even() -> None:
@@ -307,13 +307,14 @@ class Answers:
 
 def test_any_object_with_the_protocol_is_a_backbone() -> None:
     assert isinstance(Answers(), Model)
-    backbone = Backbone(Answers(), head=lambda pooled: 2 * pooled)
+    backbone = Backbone(Answers(), head=lambda pooled: 2 * pooled, count_cls=True)
     images = torch.rand(2, 3, 4, 4)
     found = backbone(images)
     assert (found.embeddings.shape, backbone.prefix_tokens, backbone.dim) == ((2, 17, 3), 1, 3)
     torch.testing.assert_close(found.predictions, (2 * (images.mean((2, 3)) + 1)).softmax(-1))
     assert backbone.device == torch.device("cpu")
-    assert backbone.fingerprint() != Backbone(Answers()).fingerprint()
+    assert Backbone(Answers())(images).embeddings.shape == (2, 16, 3)
+    assert backbone.fingerprint() != Backbone(Answers(), count_cls=True).fingerprint()
     with pytest.raises(ValueError, match="Answers cannot be split"):
         backbone.split(images)
 
@@ -324,4 +325,6 @@ def test_observations_are_extracted_through_the_backbone(tmp_path: Path) -> None
     backbone = Backbone(family.model())
     images = torch.rand(5, 3, 32, 32)
     found = backbone.observe(images, batch_size=2)
-    assert (len(found), found.n_tokens, found.grid, found.prefix_tokens) == (5, 17, (4, 4), 1)
+    assert (len(found), found.n_tokens, found.grid, found.prefix_tokens) == (5, 16, (4, 4), 0)
+    counted = Backbone(family.model(), count_cls=True).observe(images, batch_size=2)
+    assert (len(counted), counted.n_tokens, counted.grid, counted.prefix_tokens) == (5, 17, (4, 4), 1)

@@ -223,11 +223,13 @@ def test_mistakes_are_said(options: dict[str, Any], message: str) -> None:
         choose_layer(model(), **{"images": pictures(), **options})
 
 
-def test_every_token_keeps_the_other_blocks_attention() -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_every_token_keeps_the_other_blocks_attention(counted: bool) -> None:
     made = model()
-    backbone = Backbone(made, 1, attention_layer=-1)
+    backbone = Backbone(made, 1, count_cls=counted, attention_layer=-1)
     found: Batch = EveryToken(backbone)(pictures(2))
-    last = Backbone(made)(pictures(2)).attention
+    last = Backbone(made, count_cls=counted)(pictures(2)).attention
     assert found.embeddings.shape == (2, 18, 16)  # CLS, a register, 4 x 4 patches
-    torch.testing.assert_close(torch.cat([found.attention[:, :1], found.attention[:, 2:]], 1), last)
-    assert EveryToken(backbone).fingerprint() != EveryToken(Backbone(made, 1)).fingerprint()
+    torch.testing.assert_close(torch.cat([found.attention[:, : int(counted)], found.attention[:, 2:]], 1), last)
+    assert not found.attention[:, int(counted) : 2].any()
+    assert EveryToken(backbone).fingerprint() != EveryToken(Backbone(made, 1, count_cls=counted)).fingerprint()

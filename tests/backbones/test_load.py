@@ -61,7 +61,7 @@ def test_positions_are_resampled_to_the_size_asked_for(tmp_path: Path, tiny: tor
     backbone = Backbone(found)
     assert backbone.preprocessing.size == (96, 64)
     assert backbone.grid(96, 64) == (6, 4)
-    assert backbone(torch.randn(1, 3, 96, 64)).embeddings.shape == (1, 25, backbone.dim)
+    assert backbone(torch.randn(1, 3, 96, 64)).embeddings.shape == (1, 24, backbone.dim)
 
 
 def test_a_transformers_folder_keeps_its_classifier_and_its_preprocessing(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_real_dinov2_weights_at_another_size() -> None:
     backbone = Backbone(model)
     found = backbone(torch.randn(1, 3, 224, 224))
     assert backbone.grid(224, 224) == (16, 16)
-    assert found.embeddings.shape == (1, 257, 384)
+    assert found.embeddings.shape == (1, 256, 384)
     assert found.embeddings.dtype == torch.float32
-    assert 0 < found.attention.sum() < 1, "registers take their share"
+    assert 0 < found.attention.sum() < 1, "CLS and registers take their share"
     assert found.predictions is None
     assert backbone.preprocessing.mean == (0.485, 0.456, 0.406)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace import Backbone, Explanation, Observations
-from pace.baselines import EXPLAINERS, EveryToken, TrueColors, explainer, reads_uncounted
+from pace.baselines import EXPLAINERS, EveryToken, SplitObservations, TrueColors, explainer, reads_uncounted
 from pace.extract import observe
 
 SMALL = {
@@ -70,7 +70,7 @@ def pixels(seed: int) -> Tensor:
 @pytest.fixture(scope="module")
 def scene():
     """A backbone at an inner layer, so that h is curved and reads every token; train, and two views of other images."""
-    backbone = Backbone(vit(), layer=1)
+    backbone = Backbone(vit(), layer=1, count_cls=True)
     test = pixels(1)
     views = (pixels(0), test, (test + 0.05 * pixels(2)).clamp(0, 1))
     return backbone, *(backbone.observe(view) for view in views)
@@ -172,7 +172,7 @@ def test_the_batch_size_changes_nothing(name, scene):
 def test_the_model_the_observations_and_the_grad_mode_are_left_as_they_were(name, mode, scene):
     model = vit().train()
     model.patch_embed.requires_grad_(False)
-    backbone = Backbone(model, layer=1)
+    backbone = Backbone(model, layer=1, count_cls=True)
     train, test = backbone.observe(pixels(0)), backbone.observe(pixels(1))
     before = copy.deepcopy([(o.embeddings, o.attention, o.predictions) for o in (train, test)])
     weights = copy.deepcopy(model.state_dict())
@@ -274,7 +274,7 @@ def test_repeats_are_the_papers_where_there_is_chance():
 
 @pytest.mark.parametrize("name", EXPLAINERS)
 def test_registers_are_no_hindrance_on_the_last_layer(name):
-    backbone = Backbone(vit(registers=2))
+    backbone = Backbone(vit(registers=2), count_cls=True)
     train, test = (backbone.observe(pixels(seed)) for seed in (0, 1))
     found = explainer(name, **SMALL[name]).fit(backbone, train).explain(test)
     assert np.isfinite(found.theta).all()
@@ -283,7 +283,7 @@ def test_registers_are_no_hindrance_on_the_last_layer(name):
 @pytest.fixture(scope="module")
 def registered():
     """A backbone at an inner layer whose h reads four registers, and two sets of observations with these beside them."""
-    backbone = Backbone(vit(registers=4), layer=1)
+    backbone = Backbone(vit(registers=4), layer=1, count_cls=True)
     return backbone, *(EveryToken(backbone).observe(pixels(seed)) for seed in (0, 1))
 
 
@@ -293,7 +293,7 @@ def test_registers_of_an_inner_layer_are_asked_for(registered):
     with pytest.raises(ValueError, match="reads 4 tokens"):
         explainer("saliency").fit(backbone, plain)
     assert reads_uncounted(backbone)
-    assert not reads_uncounted(Backbone(vit(registers=4)))
+    assert not reads_uncounted(Backbone(vit(registers=4), count_cls=True))
     for name in ("embeddings", "attention", "predictions"):
         torch.testing.assert_close(getattr(train, name), getattr(plain, name))
     assert (train.grid, train.prefix_tokens, train.rest.shape) == (plain.grid, 1, (IMAGES, 4, 16))
@@ -335,6 +335,83 @@ def test_observations_on_disk_serve_where_registers_are_read(name, registered, t
     one = stored[2]
     assert (one.embeddings.shape, one.rest.shape, one.attention.shape) == ((1, 17, 16), (1, 4, 16), (1, 17))
     torch.testing.assert_close(torch.from_numpy(stored.rest[2]).float(), test.rest[2], rtol=1e-2, atol=1e-2)
+
+
+# CLS that does not count as a patch, as by default
+
+
+@pytest.fixture(
+    scope="module", params=[(1, 0), (1, 2), (-1, 0), (-1, 2)], ids=lambda p: f"layer {p[0]}, {p[1]} registers"
+)
+def with_and_without(request):
+    """What is needed where CLS counts, and where it does not: backbone, train, test."""
+    layer, registers = request.param
+    both = [Backbone(vit(registers), layer, count_cls=counted) for counted in (True, False)]
+    return [(backbone, *(EveryToken(backbone).observe(pixels(seed)) for seed in (0, 1))) for backbone in both]
+
+
+@pytest.mark.parametrize("name", ["saliency", "shap", "shap-kernel", "lime", "agi"])
+def test_attributions_explain_through_cls_whether_it_counts_or_not(name, with_and_without):
+    (backbone, train, test), (other, patches, more) = with_and_without
+    assert reads_uncounted(other)
+    assert (patches.n_tokens, patches.prefix_tokens, patches.cls_beside, train.cls_beside) == (16, 0, True, False)
+    expected = explainer(name, **SMALL[name]).fit(backbone, train).explain(test, seed=1)
+    found = explainer(name, **SMALL[name]).fit(other, patches).explain(more, seed=1)
+    assert np.abs(expected.theta).max() > 0
+    np.testing.assert_array_equal(found.theta, expected.theta)
+    if expected.phi is not None:  # how much of it is CLS can be seen
+        np.testing.assert_array_equal(found.phi, expected.phi)
+        assert found.prefix_tokens == 1
+        assert found.patch_map(0, 0).shape == more.grid
+
+
+@pytest.mark.parametrize("name", ["craft", "craft-sobol", "craft-per-class"])
+def test_craft_learns_from_patches_alone_and_asks_the_model_through_cls(name, with_and_without):
+    _, (backbone, train, test) = with_and_without
+    method = explainer(name, **SMALL[name]).fit(backbone, train)
+    found = method.explain(test, seed=1)
+    assert found.phi.shape[:2] == (IMAGES, 16)
+    assert found.prefix_tokens == 0
+    assert (method.importance_.sum(1) > 0).any()
+    turned = copy.copy(train)
+    object.__setattr__(turned, "rest", train.rest.flip(0))
+    plain = explainer(name, **SMALL[name], split=0)
+    first, second = (plain.fit(backbone, seen).dictionaries_ for seen in (train, turned))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["saliency", "shap", "lime", "agi", "craft-sobol"])
+def test_observations_on_disk_serve_where_cls_does_not_count(name, with_and_without, tmp_path):
+    _, (backbone, train, test) = with_and_without
+    stored = EveryToken(backbone).observe(pixels(1), store=tmp_path / "stored")
+    method = explainer(name, **SMALL[name]).fit(backbone, train)
+    expected = method.explain(test, seed=1)
+    scale = np.abs(expected.theta).max()
+    np.testing.assert_allclose(method.explain(stored, seed=1).theta, expected.theta, atol=0.03 * scale)  # float16
+    assert stored[[3, 1]].cls_beside
+
+
+def test_without_cls_beside_them_the_last_layer_cannot_be_attributed_to():
+    backbone = Backbone(vit())
+    with pytest.raises(ValueError, match=r"reads 1 tokens .* \(CLS, .*EveryToken\(backbone\)\.observe"):
+        explainer("saliency").fit(backbone, backbone.observe(pixels(0)))
+    whole = observe(EveryToken(backbone), pixels(0))
+    with pytest.raises(ValueError, match="none of the tokens that were observed"):
+        explainer("saliency").fit(backbone, SplitObservations.of(whole, 0))
+    with pytest.raises(ValueError, match="cls_beside: CLS is the first token, and the first 1 count"):
+        SplitObservations.of(whole, 1, cls_beside=True)
+
+
+def test_every_token_is_seen_in_one_run_of_the_model():
+    model, runs = vit(registers=2), []
+    backbone = Backbone(model, 1)
+    every = EveryToken(backbone)
+    model.register_forward_pre_hook(lambda *_: runs.append(1))
+    found = every(pixels(0))
+    assert len(runs) == 1
+    torch.testing.assert_close(found.embeddings, every.split(pixels(0)))
+    assert not found.attention[:, :3].any()
+    torch.testing.assert_close(found.attention[:, 3:], backbone(pixels(0)).attention)
 
 
 def test_importing_the_baselines_brings_in_no_optional_library():

@@ -88,7 +88,7 @@ def test_a_missing_cls_is_an_error_where_it_is_read():
     toy = read_by_cls(5, 3)
     full = toy.observe(3, 0)
     patches = Observations(full.embeddings[:, 1:], full.attention[:, 1:], full.predictions, grid=GRID)
-    with pytest.raises(ValueError, match=r"reads 1 tokens .* count_cls=False"):
+    with pytest.raises(ValueError, match=r"reads 1 tokens .* count_cls=True"):
         Head(toy, patches)
 
 

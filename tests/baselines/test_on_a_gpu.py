@@ -18,10 +18,10 @@ pytestmark = [
 @pytest.mark.parametrize("name", EXPLAINERS)
 def test_a_gpu_explains_as_a_cpu_does(name, layer):
     model = vit()
-    train, test = (Backbone(model, layer).observe(pixels(seed)) for seed in (0, 1))
+    train, test = (Backbone(model, layer, count_cls=True).observe(pixels(seed)) for seed in (0, 1))
     found = []
     for device in ("cpu", "cuda"):
-        backbone = Backbone(model.to(device), layer)
+        backbone = Backbone(model.to(device), layer, count_cls=True)
         found.append(explainer(name, **SMALL[name]).fit(backbone, train).explain(test))
     model.cpu()
     scale = np.abs(found[0].theta).max()
@@ -31,7 +31,7 @@ def test_a_gpu_explains_as_a_cpu_does(name, layer):
 @pytest.mark.parametrize("name", EXPLAINERS)
 def test_observations_may_lie_on_the_gpu(name):
     model = vit().cuda()
-    backbone = Backbone(model, 1)
+    backbone = Backbone(model, 1, count_cls=True)
     here = [backbone.observe(pixels(seed)) for seed in (0, 1)]
     there = [
         Observations(*(t.cuda() for t in (o.embeddings, o.attention, o.predictions)), grid=o.grid, prefix_tokens=1)

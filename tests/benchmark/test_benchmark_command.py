@@ -52,16 +52,35 @@ def test_a_run_without_a_single_score_is_a_failure(tiny, capsys):
     assert "no method could be scored" in err
 
 
-def test_an_inner_block_of_a_model_with_registers_is_explained_by_every_method(with_registers, tiny, tmp_path, capsys):
+@pytest.mark.parametrize("layer", [-1, -2])
+@pytest.mark.parametrize(("option", "counted"), [([], False), (["--cls"], True)], ids=["by default", "--cls"])
+def test_any_block_of_a_model_with_cls_and_registers_is_explained_by_every_method(
+    option, counted, layer, with_registers, tiny, tmp_path, capsys
+):
     tiny[1:4] = with_registers
     methods = "pace,saliency,shap,lime,agi,craft,semi-nmf"
     few = ["--repeats-shap", 2, "--repeats-lime", 2, "--set", "lime.samples=20", "--set", "craft.designs=4"]
-    few += ["--set", "pace.max_iter=2", "--set", "pace.n_init=1", "--layer", -2]
+    few += ["--set", "pace.max_iter=2", "--set", "pace.n_init=1", "--layer", layer, *option]
     assert pace(capsys, *tiny, "--methods", methods, *few, "--out", "found")[0] == 0
     found = json.loads((tmp_path / "found" / "results.json").read_text())
     assert {row["method"]["label"]: row["failed"] for row in found["rows"]} == dict.fromkeys(methods.split(","))
-    assert found["about"]["color"]["tokens"] == 5  # CLS and four patches: registers are no tokens of the explanation
+    about = found["about"]["color"]
+    assert about["backbone"]["count_cls"] is counted
+    assert about["tokens"] == 4 + counted  # patches: registers are no tokens of the explanation
     assert "color: agi, done before" in pace(capsys, *tiny, "--methods", methods, *few, "--out", "found")[2]
+
+
+def test_a_benchmark_from_before_there_was_a_choice_is_repeated_with_cls(tiny, tmp_path, capsys):
+    assert pace(capsys, *tiny, "--methods", "majority", "--cls", "--out", "old")[0] == 0
+    file = tmp_path / "old" / "run.json"
+    record = json.loads(file.read_text())
+    assert record["configuration"].pop("cls") is True
+    file.write_text(json.dumps(record))
+    for options, counted in (([], True), (["--no-cls"], False)):
+        code, out, _ = pace(capsys, "--config", file, *options, "--json", "--out", f"again-{counted}")
+        assert code == 0
+        assert json.loads(out)["configuration"]["cls"] is counted
+        assert json.loads(out)["results"]["about"]["color"]["backbone"]["count_cls"] is counted
 
 
 @pytest.mark.parametrize(

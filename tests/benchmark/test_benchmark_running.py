@@ -49,9 +49,9 @@ def test_every_method_gets_every_score_it_can_have(whole):
         assert row.seconds.keys() == {"fit", "explain", "score"}
     assert {"faithfulness_given_prediction", "colour_recovery", "deletion", "insertion"} <= pace.scores.keys()
     assert "faithfulness_given_prediction" not in saliency.scores
-    # CLS is all that saliency reads of the last layer; of a k-means histogram it is one token in five.
+    # CLS is all that saliency reads of the last layer, though it is no patch; k-means has no part of it.
     assert saliency.value("cls_weight") == 1
-    assert kmeans.value("cls_weight") == pytest.approx(1 / results.about["color"]["tokens"])
+    assert kmeans.value("cls_weight") == 0
     assert results.about["color"]["backbone"]["name"] == "test_vit"
     assert [stage.name for stage in results.stages] == ["backbone", "observations", *METHODS]
 
@@ -230,25 +230,35 @@ def test_the_layer_of_the_shipped_vit_is_the_demos(tmp_path):
     assert about["layer"] == about["attention_layer"] == LAYER
 
 
-def test_cls_can_be_left_out(tmp_path):
-    shipped = Recipe(count_cls=False)
+@pytest.mark.parametrize(("shipped", "counted"), [(Recipe(), False), (Recipe(count_cls=True), True)])
+def test_cls_is_no_patch_unless_it_is_to_count(shipped, counted, tmp_path):
     results = small(tmp_path, shipped, ["kmeans"], options={})
     about = results.about["color"]
-    assert about["backbone"]["count_cls"] is False
-    assert about["tokens"] == 196
-    assert results.rows[0].value("cls_weight") == 0
+    assert about["backbone"]["count_cls"] is counted
+    assert about["tokens"] == 196 + counted
+    assert results.rows[0].value("cls_weight") == pytest.approx(counted / about["tokens"])
+
+
+@pytest.mark.parametrize("layer", [-1, -2])
+def test_attributions_score_the_same_whether_cls_counts_or_not(layer, recipe, tmp_path):
+    methods, few = ["saliency", "shap", "lime", "agi"], {"lime": {"samples": 30, "repeats": 2}}
+    counted, patches = (
+        small(tmp_path / str(count), replace(recipe, layer=layer, count_cls=count), methods, options=few, store=False)
+        for count in (True, False)
+    )
+    assert [row.failed for row in patches.rows] == [None] * len(methods)
+    assert scores_of(patches) == scores_of(counted)
+    assert counted.about["color"]["tokens"] - patches.about["color"]["tokens"] == 1
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["stored", "in memory"])
-@pytest.mark.parametrize("name", ["registers", "no cls"])
+@pytest.mark.parametrize("name", ["registers", "cls"])
 def test_every_token_is_observed_only_where_a_method_asks_the_model(
     name, keep, with_registers, recipe, tmp_path, monkeypatch
 ):
     if name == "registers":
         weights, _, architecture = with_registers
-        recipe = replace(recipe, name=weights, architecture=architecture, layer=-2)
-    else:
-        recipe = replace(recipe, count_cls=False)
+        recipe = replace(recipe, name=weights, architecture=architecture, layer=-2, count_cls=True)
     observe, seen = views.observe_pair, []
 
     def watched(backbone, *rest, **options):

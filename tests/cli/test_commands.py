@@ -130,7 +130,44 @@ def test_explain_says_what_the_library_says(elsewhere: Path, workshop: Path):
     for number, image in enumerate(found):
         assert [concept["concept"] for concept in image["top_concepts"]] == expected.shown_concepts(number, 5).tolist()
         assert image["predictions"][0]["class"] == int(seen.predictions[number].argmax())
-        assert np.array_equal(image["patch_concepts"], expected.phi[number, 1:].argmax(1).reshape(2, 2))
+        assert np.array_equal(image["patch_concepts"], expected.phi[number].argmax(1).reshape(2, 2))
+
+
+def test_cls_is_no_patch_unless_it_is_asked_for(elsewhere: Path, workshop: Path):
+    assert record(workshop / "fit")["model"]["count_cls"] is False
+    commands = {
+        "extract": ("--images", "shop/photos", *SHOP_MODEL, "--no-pairs"),
+        "fit": ("--images", "shop/photos", *SHOP_MODEL, *QUICK, "--no-pairs"),
+    }
+    for command, rest in commands.items():
+        for options, counted in (((), False), (("--no-cls",), False), (("--cls",), True)):
+            assert invoke(command, *rest, *options, "--json").document["model"]["count_cls"] is counted
+
+
+def test_a_model_that_was_fitted_with_cls_is_explained_with_it(elsewhere: Path, workshop: Path):
+    import timm
+    from safetensors.torch import load_file
+
+    from pace import PACE, Backbone
+    from pace.images import Folder
+
+    quick = ("--images", "shop/photos", *SHOP_MODEL, *QUICK)
+    assert invoke("fit", *quick, "--cls", "--out", "old").code == 0
+    found = invoke("explain", "shop/flat", "--run", "old", "--json").document["results"]["images"]
+    model = timm.create_model("test_vit", img_size=32, num_classes=2)
+    model.load_state_dict(load_file(workshop / "tiny.safetensors"))
+    concepts = PACE.load(elsewhere / "old" / "concepts.safetensors", device="cpu")
+    with_cls, without = (
+        concepts.explain(Backbone(model, count_cls=counted).observe(Folder(workshop / "flat"))).theta
+        for counted in (True, False)
+    )
+    theta = np.array([image["theta"] for image in found])
+    np.testing.assert_allclose(theta, with_cls, atol=1e-4)
+    assert np.abs(theta - without).max() > 1e-3
+    again = invoke("fit", "--config", "old", "--json").document
+    assert again["model"]["count_cls"] is True
+    assert again["results"]["bound"] == record(elsewhere / "old")["results"]["bound"]
+    assert invoke("evaluate", "--run", "old", "--json").document["status"] == "finished"
 
 
 def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere: Path):

@@ -169,7 +169,7 @@ def test_color_has_four_colours_and_black():
     from pace.demo.vit import LAYER, SIZE, load_model
     from pace.images import Color
 
-    backbone = Backbone(load_model(), layer=LAYER, count_cls=False)
+    backbone = Backbone(load_model(), layer=LAYER)
     images = Color("train", n_per_class=60, size=SIZE, seed=1)
     assert find(backbone.observe(images, progress=False)).n_concepts == 5
 

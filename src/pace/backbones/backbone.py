@@ -36,7 +36,8 @@ class Backbone:
     head
         From pooled features to logits, instead of the model's own classifier.
     count_cls
-        Whether CLS counts as a token, as in the paper. Registers and distillation tokens never do.
+        Whether CLS counts as a patch, as in the paper. By default it does not: it has no place in the image. Registers and
+        distillation tokens never do.
     attention_layer
         The block whose attention weighs the tokens, negative from the end; by default `layer` itself. The last one says
         what the prediction really looks at.
@@ -47,7 +48,7 @@ class Backbone:
         model: Any,
         layer: int = -1,
         head: Head | None = None,
-        count_cls: bool = True,
+        count_cls: bool = False,
         attention_layer: int | None = None,
     ) -> None:
         self.model = model
@@ -66,6 +67,11 @@ class Backbone:
 
     def __call__(self, images: Tensor) -> Batch:
         """Embeddings (B, J, d), attention (B, J) and predictions (B, N) of normalised images (B, 3, H, W)."""
+        every = self.every_token(images)
+        return Batch(self._kept(every.embeddings), self._kept(every.attention), every.predictions)
+
+    def every_token(self, images: Tensor) -> Batch:
+        """The same with all T tokens of the layer, those that do not count among them."""
         with torch.no_grad():
             look = (
                 self._sight.look(_images(images), self.layer)
@@ -74,7 +80,7 @@ class Backbone:
             )
             logits = self._logits(look.pooled, look.logits)
         predictions = None if logits is None else logits.softmax(-1, dtype=torch.float32)
-        return Batch(self._kept(look.tokens), self._kept(look.attention), predictions)
+        return Batch(look.tokens, look.attention, predictions)
 
     def pooled(self, images: Tensor) -> Tensor:
         """(B, p): what the model's own classifier reads, or would read; for training a probe."""
@@ -112,9 +118,14 @@ class Backbone:
         return self._sight.dim(self.layer)
 
     @property
+    def has_cls(self) -> bool:
+        """Whether the model has a CLS token, counted or not. It is the first of all tokens."""
+        return self._sight.has_cls
+
+    @property
     def prefix_tokens(self) -> int:
         """Tokens before the first patch: 1 if there is a CLS token and it is counted, else 0."""
-        return int(self._sight.has_cls and self.count_cls)
+        return int(self.has_cls and self.count_cls)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -132,9 +143,10 @@ class Backbone:
 
     def fingerprint(self) -> str:
         """Another one for other weights, architecture, layer, head, count_cls or attention_layer."""
-        # The layer's own attention goes without saying: stores on disk are known by such fingerprints.
+        # Stores on disk are known by such fingerprints. So the layer's own attention goes without saying, and a model without
+        # CLS has the one it had when CLS counted by default.
         other = () if self.attention_layer == self.layer else (self.attention_layer,)
-        return fingerprint(self._module, self.layer, self.head, self.count_cls, *other)
+        return fingerprint(self._module, self.layer, self.head, self.count_cls or not self.has_cls, *other)
 
     def _block(self, name: str, number: int) -> int:
         if not -self.layers <= number < self.layers:

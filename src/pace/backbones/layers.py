@@ -91,7 +91,7 @@ def choose_layer(
     # An object that only follows the protocol `Model` knows the attention of the layer it is asked for.
     weighing = -1 if isinstance(last._sight, Tower) else None
     for layer in range(last.layer, last.layers // 2 - 1, -1):
-        backbone = Backbone(model, layer, count_cls=False, attention_layer=weighing)
+        backbone = Backbone(model, layer, attention_layer=weighing)
         if backbone.grid(*backbone.preprocessing.size) != last.grid(*last.preprocessing.size):
             break
         shares[layer] = within_share(observe(backbone, images, batch_size=batch_size, progress=progress))

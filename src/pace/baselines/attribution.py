@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -48,19 +49,23 @@ class Attribution:
 
 
 class TokenAttribution(Attribution, ABC):
-    """Attributions of single tokens' channels. They are the patch level; θ is their mean over tokens."""
+    """Attributions of single tokens' channels. They are the patch level; θ is their mean over tokens.
+
+    CLS is one of these tokens, counted as a patch or not: often it has all of the weight, and that must not go unseen.
+    """
 
     def explain(self, observations: Observations, *, seed: int = 0, patches: bool = True) -> Explanation:
-        head, (images, tokens, dim) = self.head_, observations.shape
+        head, (images, _, dim) = self.head_, observations.shape
         theta = np.empty((images, dim), np.float32)
-        phi = np.zeros((images, tokens, dim), np.float32) if patches else None
+        phi = np.zeros((images, head.n_tokens, dim), np.float32) if patches else None
         reads = head.reads.cpu().numpy()
         for part in head.parts(observations, self.batch_size or head.rows(gradients=True)):
             found = self._attribute(part, seed)
-            theta[part.images] = (found.sum(1) / tokens).cpu().numpy()  # tokens that h does not read count as zeros
+            # Tokens that h does not read count as zeros.
+            theta[part.images] = (found.sum(1) / head.n_tokens).cpu().numpy()
             if phi is not None:
                 phi[part.images, reads] = found.cpu().numpy()
-        return point(theta, phi, observations)
+        return replace(point(theta, phi, observations), prefix_tokens=head.prefix_tokens)
 
     @abstractmethod
     def _attribute(self, part: Part, seed: int) -> Tensor:

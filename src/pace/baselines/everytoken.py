@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class EveryToken:
-    """A backbone that leaves no token out: registers and distillation tokens are in the prefix, with attention 0.
+    """A backbone that leaves no token out: those that do not count are in the prefix, with attention 0.
 
-    Needed to explain an inner layer of such a model by its h. Observing costs two runs of the model instead of one.
+    Needed to explain a layer by its h where that reads them: CLS on the last layer, registers on an inner one.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -31,14 +31,10 @@ class EveryToken:
         self.prefix_tokens = tokens.shape[1] - rows * columns
 
     def __call__(self, images: Tensor) -> Batch:
-        batch = self._backbone(images)
-        with torch.no_grad():
-            tokens = self.split(images)
-        counted = self._backbone.prefix_tokens
-        attention = torch.zeros(tokens.shape[:2], dtype=batch.attention.dtype, device=tokens.device)
-        attention[:, :counted] = batch.attention[:, :counted]
-        attention[:, self.prefix_tokens :] = batch.attention[:, counted:]
-        return Batch(tokens, attention, batch.predictions)
+        batch = self._backbone.every_token(images)
+        attention = batch.attention.clone()
+        attention[:, self._backbone.prefix_tokens : self.prefix_tokens] = 0
+        return Batch(batch.embeddings, attention, batch.predictions)
 
     def observe(self, images: Any, **options: Any) -> SplitObservations:
         """What the backbone itself observes, with the tokens that it leaves out beside it; see `pace.extract.observe`."""
@@ -48,7 +44,8 @@ class EveryToken:
 
     def counted(self, whole: Observations) -> SplitObservations:
         """The same of what was observed with this backbone."""
-        return SplitObservations.of(whole, self._backbone.prefix_tokens)
+        counted = self._backbone.prefix_tokens
+        return SplitObservations.of(whole, counted, cls_beside=self._backbone.has_cls and not counted)
 
     @property
     def layer(self) -> int:

@@ -1,11 +1,12 @@
 """h of f = h ∘ g, as a function of the tokens that observations keep.
 
-M images · B of them in a batch · J observed tokens · T ≥ J tokens of the model · R ≤ J tokens that h reads · d channels
+M images · B of them in a batch · J observed tokens, and CLS · T ≥ J tokens of the model · R ≤ J that h reads · d channels
 
 Often h reads few of its tokens: after the last block most models go on with CLS alone. Which ones is found out by the
-gradient, and only those are worked on. It also settles the tokens that do not count (registers, say): where h does not read
-them they do not matter; elsewhere they go through it as they are, and nothing is attributed to them. Observations that have
-left them out altogether are then an error rather than a wrong explanation.
+gradient, and only those are worked on. It also settles the tokens that do not count: where h does not read them they do not
+matter; elsewhere registers go through it as they are, and nothing is attributed to them. CLS is attributed to whether it
+counts as a patch or not: the prediction is read from it. Observations that have left out what h reads are an error rather
+than a wrong explanation.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ def differentiable() -> Iterator[None]:
 
 
 class Head:
-    """Logits of tokens (B, R, d), and the tokens of observations that it takes."""
+    """Logits of tokens (B, R, d), and the tokens of observations that it takes.
+
+    n_tokens, prefix_tokens : J, and how many of them come before the patches
+    reads : (R,) which of the J tokens h reads
+    """
 
     def __init__(self, backbone: SplitModel, observations: Observations) -> None:
         self._backbone = backbone
@@ -79,18 +84,22 @@ class Head:
         self._size = _image_size(backbone, observations)
         read, self._dtype, dim, self.n_classes = reading(backbone, self._size)
         self._total = len(read)
-        self._shape = observations.n_tokens, observations.dim, observations.prefix_tokens
+        self._shape = _shape_of(observations)
+        self.n_tokens, _, self.prefix_tokens = self._shape
         kept = self._kept(dim)
         uncounted = torch.ones_like(read)
         uncounted[kept] = False
         self._beside = read[uncounted].nonzero().squeeze(1)  # among the tokens that do not count
         self._require_beside(observations)
-        observed = read[kept]
-        self.reads = observed.nonzero().squeeze(1)  # among the observed tokens
+        taken = read[kept]
+        self.reads = taken.nonzero().squeeze(1)
+        if not len(self.reads):
+            raise ValueError(
+                "the model reads none of the tokens that were observed of this layer: nothing can be attributed"
+            )
         self._places = read.nonzero().squeeze(1)  # among all tokens
-        self._before = int(
-            observed[: self._shape[2]].sum()
-        )  # of those read, how many come before those that do not count
+        # Of those read, how many come before those that do not count.
+        self._before = int(taken[: self.prefix_tokens].sum())
         self._held: WeakKeyDictionary[Observations, Tensor] = WeakKeyDictionary()
 
     def __call__(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
@@ -127,7 +136,7 @@ class Head:
         return torch.cat([part.targets for part in self.parts(observations, self.rows())])
 
     def check(self, observations: Observations) -> None:
-        found = observations.n_tokens, observations.dim, observations.prefix_tokens
+        found = _shape_of(observations)
         if found != self._shape:
             raise ValueError(
                 f"observations have {found[0]} tokens ({found[2]} before the patches) of {found[1]} dimensions; the "
@@ -138,8 +147,8 @@ class Head:
     def _require_beside(self, observations: Observations) -> None:
         if len(self._beside) and not isinstance(observations, SplitObservations):
             raise ValueError(
-                f"the model reads {len(self._beside)} tokens of this layer that the observations leave out (registers, or "
-                f"CLS with count_cls=False): explain the last layer, or use EveryToken(backbone).observe(images)"
+                f"the model reads {len(self._beside)} tokens of this layer that the observations leave out (CLS, which "
+                f"counts with count_cls=True only, or registers): use EveryToken(backbone).observe(images)"
             )
 
     def _tokens(self, observations: Observations, images: slice) -> Tensor:
@@ -155,15 +164,19 @@ class Head:
         return held[images]
 
     def _load(self, observations: Observations, images: slice) -> Tensor:
-        embeddings = observations.batch(images).embeddings
-        return embeddings[:, self.reads.to(embeddings.device)].to(self.device, torch.float32)
+        cls = _cls_beside(observations)
+        observed = self.reads[self.reads >= cls] - cls
+        found = [_beside(observations, images, self.reads[self.reads < cls])] if cls else []
+        if len(observed) or not cls:  # else nothing but CLS is read, and the patches may lie on a disk
+            embeddings = observations.batch(images).embeddings
+            found.append(embeddings[:, observed.to(embeddings.device)])
+        return torch.cat([some.to(self.device, torch.float32) for some in found], 1)
 
     def _rest(self, observations: Observations, images: slice) -> Tensor | None:
-        if not len(self._beside) or not isinstance(observations, SplitObservations):
+        if not len(self._beside):
             return None
-        rest = observations.rest[images]
-        rest = rest if isinstance(rest, Tensor) else torch.from_numpy(np.asarray(rest))
-        return rest[:, self._beside.to(rest.device)].to(self.device, torch.float32)
+        places = self._beside + _cls_beside(observations)
+        return _beside(observations, images, places).to(self.device, torch.float32)
 
     def _targets(self, observations: Observations, images: slice, tokens: Tensor, beside: Tensor | None) -> Tensor:
         if observations.predictions is None:
@@ -172,7 +185,7 @@ class Head:
         return predicted(observations.predictions[images]).to(self.device)
 
     def _kept(self, dim: int) -> Tensor:
-        """Places (J,) of the observed tokens among all T: prefix tokens first, patches last."""
+        """Places (J,) of the tokens among all T: prefix tokens first, patches last."""
         tokens, found, prefix = self._shape
         if found != dim or tokens > self._total:
             raise ValueError(
@@ -206,6 +219,25 @@ def reading(backbone: SplitModel, size: tuple[int, int]) -> Reading:
         logits = backbone.forward_from(probe, size)
         (gradient,) = torch.autograd.grad(logits.float().square().sum(), probe)
     return Reading(gradient.abs().amax((0, 2)) > 0, every.dtype, every.shape[2], logits.shape[1])
+
+
+def _cls_beside(observations: Observations) -> int:
+    """1 where CLS lies beside the observed tokens, before all others that do."""
+    return int(isinstance(observations, SplitObservations) and observations.cls_beside)
+
+
+def _shape_of(observations: Observations) -> tuple[int, int, int]:
+    """Tokens, their dimensions, and how many of them come before the patches; CLS is one of them, counted or beside."""
+    cls = _cls_beside(observations)
+    return observations.n_tokens + cls, observations.dim, observations.prefix_tokens + cls
+
+
+def _beside(observations: Observations, images: slice, places: Tensor) -> Tensor:
+    """Some of the tokens that lie beside the observed ones."""
+    assert isinstance(observations, SplitObservations)  # which `check` has seen to
+    rest = observations.rest[images]
+    rest = rest if isinstance(rest, Tensor) else torch.from_numpy(np.asarray(rest))
+    return rest[:, places.to(rest.device)]
 
 
 def predicted(predictions: ArrayLike) -> Tensor:

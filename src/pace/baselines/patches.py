@@ -1,6 +1,6 @@
 """Concepts learned from patches: every token gets coefficients φ of K concepts, and θ is their mean over an image's tokens.
 
-All tokens that are observed count alike, CLS among them.
+All tokens that are observed count alike, CLS among them where it counts.
 """
 
 from __future__ import annotations

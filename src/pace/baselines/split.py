@@ -1,4 +1,4 @@
-"""Observations with the tokens beside them that do not count but that h may read: registers, a distillation token."""
+"""Observations with the tokens beside them that do not count but that h may read: CLS, registers, a distillation token."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ class SplitObservations(Observations):
     """`Observations` for every use, and the tokens between their prefix and their patches that they leave out.
 
     rest : (M, U, d), so that J + U are all T tokens of the layer
+    cls_beside : whether the first of them is CLS, which is no patch, but what attributions may attribute to
     """
 
     rest: ArrayLike = None
+    cls_beside: bool = False
 
     @classmethod
-    def of(cls, whole: Observations, counted: int) -> SplitObservations:
+    def of(cls, whole: Observations, counted: int, cls_beside: bool = False) -> SplitObservations:
         """From observations of all T tokens, of whose prefix the first `counted` count."""
+        if cls_beside and counted:
+            raise ValueError(f"cls_beside: CLS is the first token, and the first {counted} count")
         places = [*range(counted), *range(whole.prefix_tokens, whole.n_tokens)]
         beside = list(range(counted, whole.prefix_tokens))
         return cls._made(
@@ -36,12 +40,13 @@ class SplitObservations(Observations):
             grid=whole.grid,
             prefix_tokens=counted,
             rest=_some(whole.embeddings, beside),
+            cls_beside=cls_beside,
         )
 
     def __getitem__(self, images: Rows) -> SplitObservations:
         part = super().__getitem__(images)
         rows = [int(images) % len(self)] if isinstance(images, (int, np.integer)) else images
-        return self._made(**vars(part), rest=self.rest[rows])
+        return self._made(**vars(part), rest=self.rest[rows], cls_beside=self.cls_beside)
 
     @classmethod
     def _made(cls, **values: Any) -> SplitObservations:

@@ -29,8 +29,7 @@ class Recipe:
         The block that is explained; "auto" is the one that `choose_layer` finds on the training images, with the attention of
         the last block. None is that, too, or for the shipped ViT the block that the demo explains.
     count_cls
-        Whether CLS counts as a token, as in the paper. What is left of a model after its last block reads CLS alone, so
-        attributions need it there.
+        Whether CLS counts as a patch, as in the paper. Methods that ask the model get it either way.
     train
         Fine-tune it on the dataset; otherwise it is taken as it is, with the classifier it has.
     epochs, lr, batch_size, layer_decay
@@ -42,7 +41,7 @@ class Recipe:
     architecture: str | None = None
     image_size: int | None = None
     layer: Layer | None = None
-    count_cls: bool = True
+    count_cls: bool = False
     train: bool = True
     epochs: int = 20
     lr: float = 1e-4
@@ -95,8 +94,8 @@ def prepare_subject(
         found = "no classifier" if predictions is None else f"a classifier of {predictions.shape[1]} classes"
         raise ValueError(f"{about['name']} has {found}, and {dataset.name} has {classes} classes; fine-tune it")
     layers = {"layer": backbone.layer, "attention_layer": backbone.attention_layer}
-    tokens = {} if recipe.count_cls else {"count_cls": False}
-    return Subject(backbone, {**about, **layers, **tokens, "d": backbone.dim, "image_size": [height, width]})
+    shape = {"d": backbone.dim, "image_size": [height, width]}
+    return Subject(backbone, {**about, **layers, "count_cls": backbone.count_cls, **shape})
 
 
 def _named(

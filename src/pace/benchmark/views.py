@@ -35,8 +35,8 @@ class Views:
     hidden
         How many test images deletion and insertion are measured on.
     asked
-        Whether some method asks the model: beside the tokens that count it then gets those that only h needs, registers say,
-        for which every image goes through the model twice.
+        Whether some method asks the model: beside the tokens that count it then gets those that only h needs, CLS
+        and registers.
     """
 
     def __init__(

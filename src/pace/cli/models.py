@@ -31,7 +31,7 @@ class ModelChoice:
     architecture: str | None = None
     image_size: int | None = None
     layer: int | Literal["auto"] | None = None  # None: "auto", or of the embedded model the one that suits it
-    count_cls: bool = True
+    count_cls: bool = False
     head: str | None = None
     attention_layer: int | None = None  # None: the layer's own
     normalize: str | None = None  # None: what the model is said to expect

@@ -109,8 +109,7 @@ def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: in
     from pace.report import write_report
 
     train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
-    # CLS is not counted: it has no colour, and would be a concept of its own in every image.
-    backbone = Backbone(load_model(), layer=LAYER, count_cls=False)
+    backbone = Backbone(load_model(), layer=LAYER)
     announce(f"the transformer looks at {len(train) + len(test)} images, as they are and perturbed", progress)
     # A train image and a test image of the same number are not perturbed alike.
     learned, learned_perturbed = observe_pair(backbone, train, perturb=Perturbation(seed + 1), progress=progress)

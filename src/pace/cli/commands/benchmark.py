@@ -51,7 +51,7 @@ def benchmark(
     image_size: options.ImageSize = None,
     normalize: options.Normalize = None,
     layer: options.Layer = None,
-    cls: options.CountCls = True,
+    cls: options.CountCls = False,
     finetune: Annotated[bool, typer.Option(help="Fine-tune it on each dataset first.", rich_help_panel=_MODEL)] = True,
     epochs: Annotated[int, typer.Option(min=1, help="Of the fine-tuning.", rich_help_panel=_MODEL)] = 20,
     lr: Annotated[float, typer.Option(help="Of the fine-tuning, at its peak.", rich_help_panel=_MODEL)] = 1e-4,

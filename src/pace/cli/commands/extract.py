@@ -27,7 +27,7 @@ def extract(
     image_size: options.ImageSize = None,
     normalize: options.Normalize = None,
     layer: options.Layer = None,
-    cls: options.CountCls = True,
+    cls: options.CountCls = False,
     probe: options.Probe = False,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 64,
