@@ -130,7 +130,7 @@ def report(way: str, choices: list[Choice], choosers: list[Chooser], test: Obser
 
 def observe(arguments: argparse.Namespace) -> dict[str, Observations]:
     model = load(arguments.backbone, model=arguments.model, img_size=224).float().to(arguments.device)
-    backbone = Backbone(model, layer=-1)
+    backbone = Backbone(model, layer=-1, count_cls=arguments.cls)
     found = {}
     for split in ("train", "test"):
         images = DATASETS[arguments.dataset](arguments.data_root, split)
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--dataset", choices=sorted(DATASETS), default="flower")
     parser.add_argument("--backbone", help="fine-tuned weights")
     parser.add_argument("--model", default="vit_small_patch14_reg4_dinov2")
+    parser.add_argument("--cls", action="store_true", help="count the CLS token as a patch")
     parser.add_argument("--keep", help="folder for the observations")
     parser.add_argument("--limit", type=int, help="images of each split at most")
     parser.add_argument("--numbers", type=int, nargs="+", default=[25, 50, 100, 200, 300])
