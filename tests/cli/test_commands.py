@@ -291,6 +291,17 @@ def test_an_automatic_layer_is_the_librarys_choice(elsewhere: Path, workshop: Pa
     assert kept["fingerprint"] == Backbone(model, layer, attention_layer=-1).fingerprint()
 
 
+@pytest.mark.usefixtures("picky")
+def test_a_run_from_when_the_last_block_was_usual_is_repeated_there(elsewhere: Path):
+    assert invoke("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--layer", "-1", "--out", "old").code == 0
+    old = record(elsewhere / "old")
+    old["configuration"]["layer"] = None  # what such a run was told
+    (elsewhere / "old" / "run.json").write_text(json.dumps(old))
+    again = invoke("fit", "--config", "old", "--json").document
+    assert again["model"] == old["model"]
+    assert again["results"]["bound"] == old["results"]["bound"]
+
+
 def test_a_run_from_before_there_was_a_choice_of_attention_opens(elsewhere: Path, workshop: Path):
     import shutil
 

@@ -64,6 +64,15 @@ def _complete_splits() -> tuple[str, ...]:
     return ("train", "test")
 
 
+def _once_usual(record: dict[str, Any]) -> dict[str, Any]:
+    """Defaults that have changed since, as a record shows by what it says of the model or leaves out."""
+    model = record.get("model") or {}
+    usual: dict[str, Any] = {"cls": True}  # it counted in benchmarks that were made before one could choose
+    if "layer" in model and model.get("attention_layer") is None and model["name"] != "color":
+        usual["layer"] = model["layer"]  # the last block, whatever its patches said
+    return usual
+
+
 def _repeat(ctx: typer.Context, file: str | None) -> str | None:
     """The values of an earlier run stand in for those not given."""
     if file is not None and not ctx.resilient_parsing:
@@ -71,7 +80,7 @@ def _repeat(ctx: typer.Context, file: str | None) -> str | None:
         if record["command"] != ctx.info_name:
             raise Problem(f"--config {file} is of `pace {record['command']}`; this is `pace {ctx.info_name}`")
         given = {name: value for name, value in record["configuration"].items() if value is not None}
-        ctx.default_map = {"cls": True, **given}  # CLS counted in the benchmarks that were made before one could choose
+        ctx.default_map = {**_once_usual(record), **given}
     return file
 
 
