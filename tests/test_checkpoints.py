@@ -211,6 +211,30 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused_in_one_line(tmp_path,
         fit(folder)
 
 
+def test_a_warm_fit_goes_on_from_its_own_checkpoint_only(tmp_path, monkeypatch):
+    def warm(seed):
+        return fit(seed=seed, max_iter=1).set_params(warm_start=True, max_iter=4, seed=0)
+
+    def go_on(model):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return model.fit(
+                DATA.observations, perturbed=DATA.perturbed, checkpoint=tmp_path / "fit", checkpoint_every=0
+            )
+
+    with monkeypatch.context() as patch:
+        crashing(patch, "write", 3)
+        with pytest.raises(Crash):
+            go_on(warm(0))
+    with pytest.raises(ValueError, match="checkpoint of another fit: start was"):
+        go_on(warm(1))
+    undisturbed = warm(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        undisturbed.fit(DATA.observations, perturbed=DATA.perturbed)
+    same_bits(go_on(warm(0)), undisturbed)
+
+
 def test_the_batch_size_may_change_and_the_bits_stay(tmp_path, monkeypatch):
     same_bits(fit(stopped(tmp_path / "fit", monkeypatch), batch_size=1), fit())
 

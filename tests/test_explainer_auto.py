@@ -1,6 +1,8 @@
 """PACE(n_concepts="auto"): the estimator finds the number of its concepts, and keeps how."""
 
+import copy
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,6 +141,15 @@ def test_a_saved_model_keeps_how_its_number_was_found(found, tmp_path):
     assert loaded.n_concepts == "auto"
     same_selection(loaded.selection_, found.selection_)
     assert np.array_equal(loaded.transform(DATA.observations), found.transform(DATA.observations))
+
+
+def test_a_model_from_before_the_worth_of_an_image_was_known_can_be_saved_again(found, tmp_path):
+    older = copy.copy(found)
+    older.selection_ = replace(found.selection_, worth=np.nan)
+    for _ in range(2):
+        older.save(tmp_path / "model.safetensors")
+        older = PACE.load(tmp_path / "model.safetensors", device="cpu")
+    assert older.selection_.n_concepts == found.selection_.n_concepts
 
 
 def test_one_concept_alone_can_be_saved(tmp_path):

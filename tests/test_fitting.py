@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
-from pace import PACE
+from pace import PACE, Observations
 from pace.fitting import Course, Fitting, shuffled
 
 
@@ -90,6 +90,27 @@ def test_a_warm_start_goes_on_from_what_was_learned(data):
     assert bounds[-1] >= before
     with pytest.raises(ValueError, match="this model was fitted with 8"):
         full.set_params(n_concepts=4).fit(data.observations)
+
+
+def test_predictions_that_come_late_are_refused_rather_than_ignored(data):
+    seen = data.observations
+    without = Observations(seen.embeddings, seen.attention)
+    started = PACE(4, max_iter=2, tol=1.0, device="cpu").fit(without).set_params(warm_start=True)
+    with pytest.raises(ValueError, match="fitted without any; clone it"):
+        started.fit(seen)
+    with pytest.raises(ValueError, match="fitted without any; clone it"):
+        PACE(4, device="cpu").partial_fit(without[:40]).partial_fit(seen[:40])
+
+
+@pytest.mark.parametrize("refine", [0, 5])
+def test_perturbed_views_with_other_classes_are_refused(data, refine):
+    seen, perturbed = data.observations, data.perturbed
+    fewer = Observations(perturbed.embeddings, perturbed.attention, np.full((len(perturbed), 2), 0.5, np.float32))
+    model = PACE(4, refine=refine, device="cpu")
+    with pytest.raises(ValueError, match=f"perturbed: expected predictions of {seen.n_classes} classes .* found 2"):
+        model.fit(seen, perturbed=fewer)
+    with pytest.raises(ValueError, match="expected predictions of 0 classes"):
+        model.fit(Observations(seen.embeddings, seen.attention), perturbed=perturbed)
 
 
 def test_partial_fit_goes_on_after_minibatches(data):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -182,8 +183,13 @@ def likeness(observations: Observations | None) -> str | None:
     if isinstance(observations, Lazy):
         return observations.identity()
     some = np.unique(np.linspace(0, len(observations) - 1, _LOOKED_AT).astype(np.int64))
-    value = zlib.crc32(f"{observations.shape} {observations.n_classes}".encode())
-    for part in observations.batch(some):
-        if part is not None:
-            value = zlib.crc32(part.cpu().contiguous().numpy().tobytes(), value)
+    parts = [part for part in observations.batch(some) if part is not None]
+    return digest(parts, f"{observations.shape} {observations.n_classes}")
+
+
+def digest(tensors: Iterable[Tensor], about: str = "") -> str:
+    """Short hex that differs for other numbers."""
+    value = zlib.crc32(about.encode())
+    for tensor in tensors:
+        value = zlib.crc32(tensor.cpu().contiguous().numpy().tobytes(), value)
     return f"{value:08x}"

@@ -21,7 +21,7 @@ from pace.arguments import (
     rate_of,
     settings_of,
 )
-from pace.checkpoints import Checkpoint, likeness
+from pace.checkpoints import Checkpoint, digest, likeness
 from pace.distributed import Team
 from pace.explanation import Array, Explanation
 from pace.fitting import Fitting, Start, bound_of
@@ -249,17 +249,17 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         _check_pair(observations, perturbed)
         if self.__sklearn_is_fitted__():
             self._check_fits(observations)
-            self._check_unchanged()
+            self._check_unchanged(observations)
             concepts = self._concepts.to(settings.device, settings.dtype)
             prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
-            past, steps, bounds = self._statistics, self.n_steps_, self.lower_bounds_
+            past, steps, bounds, selection = self._statistics, self.n_steps_, self.lower_bounds_, self.selection_
             if past is None and bounds:
                 raise ValueError(
                     "this model was saved without its statistics; save(path, statistics=True) to go on later"
                 )
         else:
             begin = self._start(observations, perturbed, settings, whole=False)
-            concepts, prior, self.selection_ = begin.concepts, begin.prior, begin.selection
+            concepts, prior, selection = begin.concepts, begin.prior, begin.selection
             past, steps, bounds = None, 0, []
         fresh = pass_over(observations, perturbed, concepts, settings)
         bound = bound_of(fresh, concepts, prior, float(fresh.images))
@@ -268,7 +268,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             past = past.map(lambda t: t.to(settings.device))
             total = past.blended(fresh, rate_of(self, steps))
         self._concepts, self._prior = update(concepts, total, prior, settings), prior
-        self._statistics, self.lower_bounds_ = total, [*bounds, bound]
+        self._statistics, self.lower_bounds_, self.selection_ = total, [*bounds, bound], selection
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
         self.converged_, self.interrupted_, self.refinement_ = False, False, np.empty((0, 3))
         self._describe(observations, settings)
@@ -285,7 +285,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """The concepts that are there, with `warm_start`; else new ones."""
         if self.warm_start and self.__sklearn_is_fitted__():
             self._check_fits(observations)
-            self._check_unchanged()
+            self._check_unchanged(observations)
             concepts = self._concepts.to(settings.device, settings.dtype)
             prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
             return Start(concepts, prior, self.selection_)
@@ -446,8 +446,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if predictions and known and observations.n_classes not in (0, known):
             raise ValueError(f"predictions have {observations.n_classes} classes; the model was fitted with {known}")
 
-    def _check_unchanged(self) -> None:
-        """Parameters that shaped what was learned cannot change between batches."""
+    def _check_unchanged(self, observations: Observations) -> None:
+        """What shaped the concepts cannot change between batches: parameters, and whether there are predictions."""
+        if observations.n_classes and not self._concepts.label_head.shape[1]:
+            raise ValueError("predictions: the model was fitted without any; clone it to learn from them")
         fitted = {
             "n_concepts": len(self._concepts),
             "covariance": self._concepts.gaussians.name,
@@ -460,7 +462,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _about(self, observations: Observations, perturbed: Observations | None) -> dict[str, Any]:
         """What a fit is of: its data, and the parameters that decide what comes out."""
         parameters = {name: value for name, value in plain_parameters(self).items() if name not in _NO_MATTER}
-        return {"observations": likeness(observations), "perturbed": likeness(perturbed), **parameters}
+        warm = self.warm_start and self.__sklearn_is_fitted__()
+        start = {"start": [self.n_steps_, digest(self._concepts.tensors().values())]} if warm else {}
+        return {"observations": likeness(observations), "perturbed": likeness(perturbed), **start, **parameters}
 
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
@@ -477,6 +481,11 @@ def _check_pair(observations: Observations, perturbed: Observations | None) -> N
     ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
     if ours != theirs:
         raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")
+    if perturbed.n_classes not in (0, observations.n_classes):
+        raise ValueError(
+            f"perturbed: expected predictions of {observations.n_classes} classes as the images have, or none; "
+            f"found {perturbed.n_classes}"
+        )
 
 
 def _numpy(tensor: Tensor, dtype: torch.dtype | None = None) -> Array:

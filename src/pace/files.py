@@ -74,7 +74,8 @@ def load_model(kind: type[PACE], path: str | PathLike[str]) -> PACE:
 
 
 def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
-    may_lack = ("concept_weights", "selection.evidence")  # of an interrupted fit, and of a concept without neighbours
+    # Of an interrupted fit, of a concept without neighbours, and of models that were saved before it was known.
+    may_lack = ("concept_weights", "selection.evidence", "selection.worth")
     if not all(bool(torch.isfinite(tensor).all()) for name, tensor in tensors.items() if name not in may_lack):
         raise TypeError("a number in it is not finite")
     model = kind(**header["parameters"])

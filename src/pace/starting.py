@@ -105,6 +105,12 @@ def _select(model: PACE, observations: Observations, settings: Settings, report:
             "these images ask for one concept alone, which explains nothing; look at more, or set n_concepts by hand"
         )
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    if found.n_concepts > found.images:
+        message = (
+            f"{found.n_concepts} concepts in {found.images} images: most will be of one image alone; look at more, or set "
+            "n_concepts by hand"
+        )
+        warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return found
 
 

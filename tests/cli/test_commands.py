@@ -86,7 +86,7 @@ def test_a_number_beyond_which_nothing_was_tried_is_no_answer(
     fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--concepts", "auto", "--out")
     monkeypatch.setattr("pace.starting.select", partial(select, start=1, most=1))
     outcome = pace(*fit, tmp_path / "few")
-    assert "1 concepts, from 12 images" in outcome.out
+    assert "1 concept, from 12 images" in outcome.out
     assert "larger numbers were not tried: set --concepts by hand" in outcome.out
 
 

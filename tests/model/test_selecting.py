@@ -47,6 +47,40 @@ def test_the_planted_number_is_found_from_few_cells_and_from_many(number, start)
     assert np.linalg.norm(means[:, None] - found.means.numpy(), axis=2).min(1).max() < 2.0
 
 
+def blended(seed):
+    """Few images of clouds that run into each other, shifted from image to image."""
+    rng = np.random.default_rng(seed)
+    images, tokens, dim, number = (int(rng.integers(*ends)) for ends in ((5, 60), (5, 40), (2, 20), (2, 15)))
+    centres = rng.uniform(0.7, 3) * rng.normal(size=(number, dim))
+    concept = np.stack([rng.choice(number, tokens, p=theta) for theta in rng.dirichlet(np.full(number, 0.4), images)])
+    patches = centres[concept] + rng.normal(size=(images, tokens, dim))
+    patches += rng.uniform(0, 1.5) * rng.normal(size=(images, 1, dim))
+    return Observations(patches.astype(np.float32), np.ones((images, tokens), np.float32))
+
+
+@pytest.mark.parametrize("seed", [38, 74])
+def test_no_number_on_the_curve_has_a_better_bound_than_the_one_that_is_found(seed):
+    """Also where two merges in a row gain and neither alone does, as with these."""
+    found = find(blended(seed), seed=seed)
+    assert found.numbers[found.bounds.argmax()] == found.n_concepts
+
+
+@pytest.mark.parametrize("copies", [1, 12])
+def test_copies_of_an_image_are_looked_at_once(copies):
+    observations, _ = plant(3, 4, images=40)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(40), copies))
+    found = find(observations[order])
+    assert found.images == 40
+    assert found.n_concepts == 4
+
+
+def test_a_few_images_many_times_over_are_as_good_as_once():
+    observations, _ = plant(0, 4, dim=16, images=5, tokens=20)
+    many = observations[np.tile(np.arange(5), 20)]
+    assert find(many).images == 5
+    assert len(PACE("auto", device="cpu").fit(many).means_) <= 10
+
+
 def test_a_few_wide_directions_that_tell_nothing_hide_no_concepts():
     observations, _ = plant(0, 8)
     noise = 30 * np.random.default_rng(0).normal(size=(*observations.shape[:2], 3)).astype(np.float32)

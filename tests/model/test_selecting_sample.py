@@ -67,12 +67,13 @@ def test_of_one_image_nothing_is_taken_off():
 
 
 def test_patches_are_drawn_by_their_attention():
-    patches = np.broadcast_to(np.arange(TOKENS, dtype=np.float64)[None, :, None], (IMAGES, TOKENS, 1))
+    patches = np.broadcast_to(np.arange(TOKENS, dtype=np.float64)[None, :, None], (IMAGES, TOKENS, 2)).copy()
+    patches[:, :, 1] = np.arange(IMAGES)[:, None]  # no image is a copy of another
     attention = np.zeros((IMAGES, TOKENS))
     attention[:, 3], attention[:, 5], attention[:, -1] = 4, 1, 3
     drawn = sample_of(patches, attention, tokens=16)
-    assert drawn.observations.shape == (IMAGES, 16, 1)
-    which, counts = np.unique(drawn.observations.embeddings.numpy(), return_counts=True)
+    assert drawn.observations.shape == (IMAGES, 16, 2)
+    which, counts = np.unique(drawn.observations.embeddings[:, :, 0].numpy(), return_counts=True)
     assert which.tolist() == [3, 5, TOKENS - 1]
     np.testing.assert_allclose(counts / IMAGES, [8, 2, 6], atol=1e-6)
     assert torch.equal(drawn.weights, torch.ones(IMAGES * 16))
@@ -82,7 +83,8 @@ def test_few_patches_of_many_images_rather_than_all_of_few():
     settings = settings_of(PACE(device="cpu"), Observations(np.zeros((1, 1, 1)), np.ones((1, 1))))
 
     def drawn(images, tokens):
-        observations = Observations(np.zeros((images, tokens, 1), np.float32), np.ones((images, tokens), np.float32))
+        patches = np.zeros((images, tokens, 1), np.float32) + np.arange(images, dtype=np.float32)[:, None, None]
+        observations = Observations(patches, np.ones((images, tokens), np.float32))
         return Sample.draw(observations, settings, np.random.default_rng(0)).observations.shape[:2]
 
     assert drawn(3000, 50) == (2048, 16)

@@ -52,12 +52,16 @@ class Sample:
         tokens: int,
         rng: np.random.Generator,
     ) -> Sample:
-        """All patches of these images or, if there are more, so many of each, drawn by their attention."""
-        embeddings, attention = [], []
+        """All patches of these images or, if there are more, so many of each, drawn by their attention.
+
+        Copies of an image say nothing new, and would be taken for agreement between images: each is looked at once.
+        """
+        embeddings, attention, sums = [], [], []
         at_once = max(1, _VALUES_AT_ONCE // (observations.n_tokens * observations.dim))
         for start in range(0, len(images), at_once):
             batch = observations.batch(images[start : start + at_once], settings.device, settings.dtype)
             some, counts = batch.embeddings, batch.attention
+            sums.append(torch.bmm(counts[:, None], some).squeeze(1))
             if tokens < observations.n_tokens:
                 ladder = counts.double().cumsum(1)
                 steps = np.arange(tokens) + rng.random((len(counts), 1))
@@ -67,7 +71,8 @@ class Sample:
                 counts = torch.ones_like(counts[:, :tokens])
             embeddings.append(some)
             attention.append(counts)
-        kept = Observations(torch.cat(embeddings), torch.cat(attention))
+        own = _first_of_each(torch.cat(sums))
+        kept = Observations(torch.cat(embeddings)[own], torch.cat(attention)[own])
         weights = Weights.of(kept.attention, "exact").count.flatten()
         x = kept.embeddings.flatten(0, 1)
         offset = (torch.mv(x.double().T, weights.double()) / weights.sum(dtype=torch.float64)).to(x.dtype)
@@ -86,6 +91,13 @@ class Sample:
         squares = weights.new_zeros(len(filled)).index_add_(0, cell, weights.square())
         worth = (total / ((1 - alike) * squares + alike * total)).sum() / weights.sum()
         return replace(self, weights=self.weights * worth.to(self.weights.dtype))
+
+
+def _first_of_each(rows: Tensor) -> Tensor:
+    """Where every row is found first, in order."""
+    known, same = torch.unique(rows, dim=0, return_inverse=True)
+    place = torch.arange(len(rows), device=rows.device)
+    return place.new_full((len(known),), len(rows)).scatter_reduce_(0, same, place, "amin").sort().values
 
 
 def _correlation(x: Tensor, owner: Tensor, cell: Tensor, concept: Tensor, number: int) -> float:

@@ -54,6 +54,14 @@ class Partition:
         return self.sums["first"] / self.sums["weight"].clamp_min(1e-300)[:, None]
 
 
+class Down(NamedTuple):
+    """Merges of a partition down to one concept: the best on the way, and the bound with every number."""
+
+    of: Partition
+    best: Partition  # or the partition itself
+    bounds: dict[int, float]
+
+
 class Splits(NamedTuple):
     """Concepts that could be two, the best first."""
 
@@ -91,6 +99,7 @@ class Search:
         self._alpha_price = math.log(len(sample.observations)) / 2
         self.moves: list[Move] = []
         self.rejected: list[Move] = []
+        self._down: Down | None = None
 
     def run(self, means: Tensor) -> Partition:
         """From some means to a partition that no move improves."""
@@ -101,7 +110,7 @@ class Search:
         found = self._settle(found.sums, found.alpha)
         self._note("start", found)
         for _ in range(_ROUNDS):
-            better = self._merge(found) or self._split(found)
+            better = self._merge(found) or self._split(found) or self._merge_on(found)
             if better is None:
                 break
             self._note("merge" if len(better) < len(found) else "split", better)
@@ -150,6 +159,16 @@ class Search:
             known[a] = known[:, a] = torch.nan
             yield found
 
+    def down(self, found: Partition) -> Down:
+        """What comes of all these merges, remembered for the last partition that was asked about."""
+        if self._down is None or self._down.of is not found:
+            best, bounds = found, {}
+            for fewer in self.merges(found):
+                bounds[len(fewer)] = fewer.bound
+                best = max(best, fewer, key=lambda partition: partition.bound)
+            self._down = Down(found, best, bounds)
+        return self._down
+
     # -- moves --------------------------------------------------------------------------------------------------------
 
     def _merge(self, found: Partition) -> Partition | None:
@@ -167,6 +186,13 @@ class Search:
             if after.bound > found.bound:
                 return after
         return None
+
+    def _merge_on(self, found: Partition) -> Partition | None:
+        """Several merges in a row, of which the first alone gains nothing."""
+        best = self.down(found).best
+        if best is found:
+            return None
+        return max(best, self._settle(best.sums, best.alpha), key=lambda partition: partition.bound)
 
     def _gaining(self, found: Partition) -> list[tuple[int, int]]:
         """Pairs that gain by being one, the best first, none of which share a concept."""

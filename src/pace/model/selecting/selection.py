@@ -73,11 +73,17 @@ class Selection:
     def __str__(self) -> str:
         best = self.bounds.max()
         near = (self.numbers - self.n_concepts).abs() <= 3
-        rows = [f"{self.n_concepts} concepts, from {self.images} images", "concepts  bound below the best  probability"]
+        many = "" if self.n_concepts == 1 else "s"
+        rows = [
+            f"{self.n_concepts} concept{many}, from {self.images} images",
+            "concepts  bound below the best  probability",
+        ]
         for number, bound, chance in zip(self.numbers[near], self.bounds[near], self.posterior[near], strict=True):
             rows.append(f"{int(number):8}  {float(best - bound):20.1f}  {float(chance):11.3f}")
-        weakest = ", ".join(f"{value:.0f}" for value in self.evidence.flip(0)[:5].tolist())
-        return "\n".join([*rows, f"evidence of the weakest concepts, nats: {weakest}"])
+        if self.n_concepts > 1:  # a single one has no neighbour to be compared with
+            weakest = ", ".join(f"{value:.0f}" for value in self.evidence.flip(0)[:5].tolist())
+            rows.append(f"evidence of the weakest concepts, nats: {weakest}")
+        return "\n".join(rows)
 
 
 def select(
@@ -165,6 +171,6 @@ def _curve(search: Search, found: Partition) -> dict[int, float]:
 
     for move in (*search.moves, *search.rejected):
         add(move.number, move.bound)
-    for fewer in search.merges(found):
-        add(len(fewer), fewer.bound)
+    for number, bound in search.down(found).bounds.items():
+        add(number, bound)
     return curve
