@@ -67,6 +67,29 @@ def test_a_mistake_is_one_line_that_says_what_would_work(
     assert outcome.out == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--alpha", "abc"), "expected a number or learn"),
+        (("--alpha", "-1"), "expected one positive number"),
+        (("--refine", "abc"), "expected a whole number of steps or auto"),
+        (("--refine", "10", "--covariance", "diag"), "needs"),
+        (("--memory", "abc"), "expected bytes or a size like '8GB'"),
+        (("--concepts", "auto", "--updates", "paper"), "needs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_options_of_a_fit_are_refused_before_anything_is_opened(
+    options: tuple[str, ...], says: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: object) -> None:
+        raise AssertionError("images were opened first")
+
+    monkeypatch.setattr("pace.cli.pictures.ImageChoice.open", never)
+    assert says in invoke("fit", "--images", "shop/photos", *MODEL, *options).error
+    assert not (elsewhere / "runs").exists()
+
+
 def test_no_gpu_is_said_so(pace: Pace, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "finds no GPU" in pace(*FIT, *MODEL, "--device", "cuda").error

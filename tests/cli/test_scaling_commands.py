@@ -87,11 +87,6 @@ def test_a_killed_fit_goes_on_with_the_same_command_and_says_from_where(
     assert not (tmp_path / "killed" / "checkpoint").exists()
 
 
-def test_a_budget_that_makes_no_sense_is_one_line(pace: Pace, tmp_path: Path):
-    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--memory", "lots", "--out", tmp_path / "run")
-    assert "memory: expected bytes, a size like '8GB'" in outcome.error
-
-
 # A worker that is killed in the middle of an epoch, the first time it gets there.
 SHAKY = """
 import os, signal, sys
