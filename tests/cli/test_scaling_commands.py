@@ -79,7 +79,7 @@ def test_a_killed_fit_goes_on_with_the_same_command_and_says_from_where(
     checkpoint = tmp_path / "killed" / "checkpoint"
     assert (checkpoint / "index.json").is_file()
     other = pace(*fit, tmp_path / "killed", "--concepts", "2")
-    assert "checkpoint of another fit: n_concepts was 3 and is 2" in other.error
+    assert "checkpoint of another fit: --concepts was 3 and is 2" in other.error
     resumed = pace(*fit, tmp_path / "killed")
     assert resumed.code == 0
     assert resumed.out.splitlines()[0] == f"going on after {where} ({checkpoint})"
