@@ -48,6 +48,12 @@ def line_of(error: BaseException) -> str:
     return one_line(_message(error))
 
 
+def lost_another(error: BaseException) -> bool:
+    """Whether torch could not reach another process; gloo's errors have no type of their own."""
+    by_type = type(error).__name__ in ("DistBackendError", "DistNetworkError")
+    return by_type or (type(error) is RuntimeError and "gloo" in str(error))
+
+
 def one_line(text: object) -> str:
     """No line breaks, and no escape sequences out of file or class names."""
     clean = visible(" ".join(str(text).split()))
@@ -79,6 +85,8 @@ def _message(error: BaseException) -> str:
         return f"{error}; install it with: pip install 'pace-xai[{extra}]'" if extra else str(error)
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not worth importing torch for
         return "the GPU has not enough memory; try a smaller --batch-size, or --device cpu"
+    if lost_another(error):
+        return "another process ended; if it was killed, torchrun --max-restarts 3 goes on from the checkpoint of --out"
     if isinstance(error, MemoryError):
         return "not enough memory; use fewer images (--limit), or keep observations on disk with pace extract"
     if isinstance(error, OSError) and error.strerror:
