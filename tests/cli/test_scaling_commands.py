@@ -163,7 +163,6 @@ def test_an_error_of_one_process_is_said(workshop: Path, tmp_path: Path):
     done = torchrun(UNLUCKY, *fit_in_the_shop(tmp_path, workshop), cwd=tmp_path)
     assert done.returncode != 0
     assert "error: a picture of mine cannot be read" in done.stderr
-    assert "Traceback" not in done.stderr.partition("ChildFailedError")[0].partition("error: a picture")[0]
 
 
 def test_another_process_waits_before_it_says_what_the_first_may_say(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
