@@ -339,7 +339,19 @@ def test_concepts_that_run_empty_are_reported_and_harmless():
         ({"init": np.zeros((3, 9))}, r"init: expected means of shape \(3, 4\); found \(3, 9\)"),
         ({"init": "random"}, "init: expected 'k-means\\+\\+' or an array"),
         ({"dtype": "float16"}, "dtype: expected 'float32' or 'float64'"),
-        ({"covariance_prior": -1.0}, "covariance_prior: expected at least 0"),
+        ({"alpha": float("inf")}, "alpha: expected one positive number or 3 of them; found inf"),
+        ({"alpha": ["a"]}, r"alpha: expected a number, an array, 'learn' or None; found \['a'\]"),
+        ({"covariance_prior": -1.0}, "covariance_prior: expected a number of at least 0 or None; found -1.0"),
+        ({"covariance_prior": "x"}, "covariance_prior: expected a number of at least 0 or None; found 'x'"),
+        ({"tol": "a"}, "tol: expected a number of at least 0; found 'a'"),
+        ({"tol": float("nan")}, "tol: expected a number of at least 0; found nan"),
+        ({"seed": -1}, "seed: expected a whole number of at least 0; found -1"),
+        ({"seed": "0"}, "seed: expected a whole number of at least 0; found '0'"),
+        ({"n_concepts": True}, "n_concepts: expected a whole number of at least 1 or 'auto'; found True"),
+        ({"device": "foo"}, "device: 'foo' cannot be used"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used"),
+        ({"device": [0]}, r"device: \[0\] cannot be used"),
+        ({"refine": 2, "covariance": "diag"}, "refine: needs covariance='tied' and updates='exact'; found 'diag'"),
         ({"prune": 2}, "prune: expected True, False or 'auto'; found 2"),
         ({"n_concepts": 4, "prune": True, "alpha": 0.1}, "prune: needs updates='exact', init='k-means"),
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1 or None; found 0"),
@@ -349,6 +361,16 @@ def test_wrong_arguments_are_refused_in_one_line(parameters, message):
     with pytest.raises(ValueError, match=message) as caught:
         PACE(**({"n_concepts": 3, "device": "cpu"} | parameters)).fit(Observations(*random()))
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers = {"n_concepts": np.int64(2), "seed": np.uint8(3), "tol": np.float32(0.5), "covariance_prior": np.int32(4)}
+    assert PACE(**numbers, device="cpu").fit(Observations(*random())).means_.shape == (2, 4)
+
+
+def test_what_was_found_by_the_number_of_concepts_is_not_pruned_again():
+    model = PACE("auto", alpha=0.1, prune=True, device="cpu").fit(planted(0, k=2, d=4, spread=0.1).observations)
+    assert len(model.means_) == model.selection_.n_concepts
 
 
 def test_sparse_attention_does_not_hide_patches_from_the_start():

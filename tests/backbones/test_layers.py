@@ -136,6 +136,27 @@ def test_blocks_of_the_first_half_are_not_asked_and_the_best_of_the_others_is_ta
     assert said[0].endswith("; none that can be asked reaches 100 %")
 
 
+@pytest.mark.parametrize(
+    ("shares", "least", "said"),
+    [
+        ([0.35, 0.31], 1 / 3, "block 2: 35 % of its patches' variance lies within images, against 31 % at block 3"),
+        ([0.35, 0.332], 1 / 3, "block 2: 35.0 % of its patches' variance lies within images, against 33.2 % at block 3"),
+        ([0.1, 0.3333], 1 / 3, "block 3: 33.330 % of its patches' variance lies within images, against 10.000 % at block 2; "
+                               "none that can be asked reaches 33.333 %"),
+        ([0.1, np.nextafter(1 / 3, 0)], 1 / 3, "block 3: 33.333 % of its patches' variance lies within images, against "
+                                               "10.000 % at block 2; none that can be asked reaches 33.333 %"),
+    ],
+)  # fmt: skip
+def test_a_share_that_is_refused_does_not_look_like_enough(
+    shares: list[float], least: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(shares)
+    monkeypatch.setattr(layers, "within_share", lambda seen: left.pop())
+    lines: list[str] = []
+    choose_layer(model(), pictures(), least=least, report=lines.append)
+    assert lines == [said]
+
+
 def test_the_share_that_decides_is_that_of_the_backbone_it_is_meant_for() -> None:
     made = model(3)
     share = within_share(Backbone(made, 2, attention_layer=-1).observe(pictures()))

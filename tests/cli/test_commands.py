@@ -269,9 +269,13 @@ def test_an_automatic_layer_is_said_and_remembered(how: tuple[str, ...], elsewhe
 
 
 def test_of_a_single_image_the_last_block_is_seen(elsewhere: Path):
-    one = ("extract", "--images", "shop/photos", "--limit", "1", *SHOP_MODEL, "--no-pairs", "--json")
-    assert invoke(*one).document["model"]["layer"] == 5
-    assert "expected 2 images or more" in invoke(*one, "--layer", "auto").error
+    one = ("extract", "--images", "shop/photos", "--limit", "1", *SHOP_MODEL, "--no-pairs")
+    asked, unasked = invoke(*one, "--layer", "auto", "--out", "asked"), invoke(*one, "--out", "unasked")
+    assert asked.out.splitlines()[0] == "block 5: a single image, nothing to compare"
+    assert "nothing to compare" not in unasked.out
+    assert "nothing to compare" not in invoke(*one, "--layer", "2").out
+    for run in ("asked", "unasked"):
+        assert json.loads((elsewhere / run / "run.json").read_bytes())["model"]["layer"] == 5
 
 
 def test_an_automatic_layer_is_the_librarys_choice(elsewhere: Path, workshop: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import MODEL, QUICK, Pace, invoke
 
-from pace.cli.errors import line_of
+from pace.cli.errors import Problem, as_typed, line_of
 
 FIT = ("fit", "--images", "photos")
 
@@ -25,9 +25,8 @@ FIT = ("fit", "--images", "photos")
         (("fit", "--images", "color", "--split", "val", *MODEL), "split 'val' does not exist"),
         ((*FIT, *MODEL, "--device", "gpu"), "expected auto, cpu or cuda"),
         ((*FIT, *MODEL, "--layer", "40"), "expected -6 to 5"),
-        ((*FIT, *MODEL, "--layer", "auto", "--limit", "1"), "expected 2 images or more"),
         ((*FIT, *MODEL, "--alpha", "much"), "expected a number or learn"),
-        ((*FIT, *MODEL, "--concepts", "5000"), "use at most"),
+        ((*FIT, *MODEL, "--concepts", "5000"), "--concepts 5000 is more than the"),
         ((*FIT, *MODEL, "--observations", "fit"), "leave --images and --model out"),
         (("fit", "--observations", "fit"), "is a run of `pace fit`; expected one of `pace extract`"),
         (("fit", "--observations", "photos"), "no such run"),
@@ -65,6 +64,29 @@ def test_a_mistake_is_one_line_that_says_what_would_work(
     assert outcome.code == 1
     assert says in outcome.error
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--alpha", "abc"), "expected a number or learn"),
+        (("--alpha", "-1"), "error: --alpha: expected one positive number"),
+        (("--refine", "abc"), "expected a whole number of steps or auto"),
+        (("--refine", "10", "--covariance", "diag"), "--refine: needs --covariance tied and --updates exact; found"),
+        (("--memory", "abc"), "error: --memory: expected bytes or a size like '8GB' or '8GiB'; found 'abc'"),
+        (("--concepts", "auto", "--updates", "paper"), "error: --concepts auto needs --updates exact"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_options_of_a_fit_are_refused_before_anything_is_opened(
+    options: tuple[str, ...], says: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: object) -> None:
+        raise AssertionError("images were opened first")
+
+    monkeypatch.setattr("pace.cli.pictures.ImageChoice.open", never)
+    assert says in invoke("fit", "--images", "shop/photos", *MODEL, *options).error
+    assert not (elsewhere / "runs").exists()
 
 
 def test_no_gpu_is_said_so(pace: Pace, monkeypatch: pytest.MonkeyPatch):
@@ -132,6 +154,31 @@ def test_a_full_disk_is_one_line(pace: Pace, tmp_path: Path, monkeypatch: pytest
 
 def test_missing_libraries_are_named_with_the_extra_that_has_them():
     assert "pip install 'pace-xai[models]'" in line_of(ModuleNotFoundError("No module named 'timm'", name="timm"))
+
+
+@pytest.mark.parametrize(
+    ("python", "typed"),
+    [
+        ("the bound still rises after 2 epochs; raise max_iter or tol", "the bound still rises after 2 epochs; raise --epochs"),
+        ("look at more, or set n_concepts by hand", "look at more, or set --concepts by hand"),
+        ("4 of 20 concepts are in use: the patches ask for no more; prune=False uses all",
+         "4 of 20 concepts are in use: the patches ask for no more; --no-prune uses all"),
+        ("n_init: expected 1", "--starts: expected 1"),
+        ("seed: expected 0 or more; found -1", "--seed: expected 0 or more; found -1"),
+        ('cars: data_root is needed; on_error="skip"', "cars: --data-root is needed; --skip-unreadable"),
+        ("no seed, device: or memory is a file", "no seed, device: or memory is a file"),
+        ("max_iter_, a/n_init/b, n_concepts.png, --seed=3 and other_words=2 stay", None),
+    ],
+)  # fmt: skip
+def test_the_command_line_speaks_of_options(python: str, typed: str | None):
+    assert as_typed(python) == (typed or python)
+    assert line_of(ValueError(python)) == (typed or python)
+    assert line_of(Problem(python)) == python
+
+
+def test_warnings_speak_of_options(pace: Pace, tmp_path: Path):
+    outcome = pace(*FIT, *MODEL, *QUICK, "--epochs", "1", "--out", tmp_path / "run")
+    assert "warning: the bound still rises after 1 epochs; raise --epochs\n" in outcome.err
 
 
 def test_lines_are_short_and_single():

@@ -13,6 +13,7 @@ import pytest
 from in_process import MODEL, QUICK, Pace, invoke
 
 from pace import PACE
+from pace.cli.errors import line_of
 
 
 def concepts(folder: Path) -> PACE:
@@ -79,17 +80,12 @@ def test_a_killed_fit_goes_on_with_the_same_command_and_says_from_where(
     checkpoint = tmp_path / "killed" / "checkpoint"
     assert (checkpoint / "index.json").is_file()
     other = pace(*fit, tmp_path / "killed", "--concepts", "2")
-    assert "checkpoint of another fit: n_concepts was 3 and is 2" in other.error
+    assert "checkpoint of another fit: --concepts was 3 and is 2" in other.error
     resumed = pace(*fit, tmp_path / "killed")
     assert resumed.code == 0
     assert resumed.out.splitlines()[0] == f"going on after {where} ({checkpoint})"
     assert np.array_equal(concepts(tmp_path / "killed").means_, concepts(tmp_path / "whole").means_)
     assert not (tmp_path / "killed" / "checkpoint").exists()
-
-
-def test_a_budget_that_makes_no_sense_is_one_line(pace: Pace, tmp_path: Path):
-    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, "--memory", "lots", "--out", tmp_path / "run")
-    assert "memory: expected bytes, a size like '8GB'" in outcome.error
 
 
 # A worker that is killed in the middle of an epoch, the first time it gets there.
@@ -115,33 +111,80 @@ main()
 """
 
 
-@pytest.mark.skipif(os.name != "posix", reason="kills a process the way the kernel does")
-def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, tmp_path: Path):
-    (tmp_path / "shop").symlink_to(workshop, target_is_directory=True)
-    (tmp_path / "shaky.py").write_text(SHAKY)
-    model = ("--model", "shop/tiny.safetensors", *MODEL[2:])
-    fit = ("fit", "--images", "shop/photos", *model, *QUICK, "--device", "cpu", "--checkpoint-every", "0")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    done = subprocess.run(
-        [
-            *torchrun,
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "localhost:0",
-            "shaky.py",
-            *fit,
-            "--out",
-            "two",
-            "--json",
-        ],
-        cwd=tmp_path,
+# A worker that meets an error of its own, in an epoch.
+UNLUCKY = """
+import os
+import pace.fitting
+pause = pace.fitting.Fitting._pause
+
+def unlucky(self):
+    pause(self)
+    if os.environ["RANK"] == "1":
+        raise ValueError("a picture of mine cannot be read")
+
+pace.fitting.Fitting._pause = unlucky
+from pace.cli import main
+main()
+"""
+
+
+def torchrun(program: str, *arguments: str, cwd: Path, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    """`pace` on two processes, changed by a program."""
+    (cwd / "changed.py").write_text(program)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    return subprocess.run(
+        [*start, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "changed.py", *arguments],
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
+
+
+def fit_in_the_shop(folder: Path, workshop: Path) -> tuple[str, ...]:
+    (folder / "shop").symlink_to(workshop, target_is_directory=True)
+    model = ("--model", "shop/tiny.safetensors", *MODEL[2:])
+    return ("fit", "--images", "shop/photos", *model, *QUICK, "--device", "cpu", "--checkpoint-every", "0")
+
+
+def test_an_error_of_all_processes_is_said_once(workshop: Path, tmp_path: Path):
+    fit = fit_in_the_shop(tmp_path, workshop)
+    done = torchrun("from pace.cli import main; main()", *fit, "--alpha", "-1", cwd=tmp_path)
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: --alpha: expected one positive number or 3 of them; found -1.0"
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_of_one_process_is_said(workshop: Path, tmp_path: Path):
+    done = torchrun(UNLUCKY, *fit_in_the_shop(tmp_path, workshop), cwd=tmp_path)
+    assert done.returncode != 0
+    assert "error: a picture of mine cannot be read" in done.stderr
+
+
+def test_another_process_waits_before_it_says_what_the_first_may_say(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    waited: list[float] = []
+    monkeypatch.setattr("pace.cli.teams.time.sleep", waited.append)
+    for rank, waits in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert "--images and --model" in invoke("fit").error
+        assert len(waited) == waits
+
+
+def test_a_process_that_is_left_alone_says_so():
+    line = line_of(RuntimeError("[pair.cc:553] Read error [::1]:1 gloo Connection reset by peer"))
+    assert line.startswith("another process ended; if it was killed, torchrun --max-restarts 3 goes on")
+    assert "another process" not in line_of(RuntimeError("anything else"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process the way the kernel does")
+def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, tmp_path: Path):
+    fit = fit_in_the_shop(tmp_path, workshop)
+    done = torchrun(SHAKY, *fit, "--out", "two", "--json", cwd=tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     # The first process may have noticed that the other was gone, and said so, before torchrun started both again.

@@ -144,8 +144,13 @@ def test_a_smaller_budget_means_smaller_batches_and_the_same_result(monkeypatch)
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ("plenty", "memory: expected bytes, a size like '8GB' or None; found 'plenty'"),
-        (-1, "memory: expected more than 0 bytes; found -1"),
+        ("plenty", "memory: expected bytes or a size like '8GB' or '8GiB'; found 'plenty'"),
+        ("8iB", "memory: expected bytes or a size like"),
+        ("8Gi", "memory: expected bytes or a size like"),
+        ("-1e9", "memory: expected bytes or a size like"),
+        (True, "memory: expected bytes or a size like"),
+        ("1e999", "memory: expected at least 1 byte; found '1e999'"),
+        (-1, "memory: expected at least 1 byte; found -1"),
         (100, "memory: 3 tied concepts in 4 dimensions take about .* GB to learn; found 1e-07 GB"),
     ],
 )
@@ -154,7 +159,23 @@ def test_budgets_that_make_no_sense_are_refused(memory, message):
         fit(memory=memory)
 
 
-@pytest.mark.parametrize(("text", "size"), [("8GB", 8e9), ("1.5 GB", 1.5e9), ("300kB", 3e5), ("2T", 2e12), (77, 77)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GB", 8e9),
+        ("8gb", 8e9),
+        ("1.5 GB", 1.5e9),
+        ("300kB", 3e5),
+        ("2T", 2e12),
+        ("8GiB", 8 * 2**30),
+        (".5mib", 2**19),
+        ("1e9", 1e9),
+        ("1E+3 KiB", 1000 * 1024),
+        ("512", 512),
+        ("512 B", 512),
+        (77, 77),
+    ],
+)
 def test_budgets_are_read_as_people_write_them(text, size):
     from pace.arguments import memory_of
 

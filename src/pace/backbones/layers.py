@@ -19,6 +19,7 @@ from pace.observations import Observations
 from pace.sources import Images
 
 _BATCH = 16  # images whose patches are held in float64 at once
+_DIGITS = 3  # of a percentage at most
 
 
 def within_share(observations: Observations) -> float:
@@ -104,7 +105,11 @@ def choose_layer(
 
 
 def _why(chosen: int, shares: Mapping[int, float], least: float) -> str:
-    others = [f"{100 * share:.0f} % at block {layer}" for layer, share in shares.items() if layer != chosen]
+    refused, digits = [share for share in shares.values() if share < least], 0
+    while digits < _DIGITS and any(round(100 * share, digits) >= round(100 * least, digits) for share in refused):
+        digits += 1  # or one that is refused would look like enough
+    percent = {layer: f"{100 * share:.{digits}f} %" for layer, share in shares.items()}
+    others = [f"{share} at block {layer}" for layer, share in percent.items() if layer != chosen]
     beside = f", against {', '.join(others)}" if others else ""
-    missed = "" if shares[chosen] >= least else f"; none that can be asked reaches {100 * least:.0f} %"
-    return f"block {chosen}: {100 * shares[chosen]:.0f} % of its patches' variance lies within images{beside}{missed}"
+    missed = "" if shares[chosen] >= least else f"; none that can be asked reaches {100 * least:.{digits}f} %"
+    return f"block {chosen}: {percent[chosen]} of its patches' variance lies within images{beside}{missed}"

@@ -18,6 +18,7 @@ from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finet
 from pace.cli.errors import line_of, one_line
 from pace.cli.output import as_json, complain, on_terminal, warnings_in_one_line
 from pace.cli.runs import Invocation
+from pace.cli.teams import wait_to_say
 
 INTERRUPTED = 130  # as shells report Ctrl-C
 
@@ -81,6 +82,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
+            wait_to_say(error)
             if invocation.debug:
                 traceback.print_exc()
             code, message = _refusal(error)

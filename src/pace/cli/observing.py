@@ -40,10 +40,12 @@ def open_both(
     why: list[str] = []
 
     def choose(network: nn.Module) -> int:
-        from pace.backbones import choose_layer
+        from pace.backbones import Backbone, choose_layer
 
-        if model.layer is None and len(opened) < 2:  # nothing to compare
-            return -1
+        if len(opened) < 2:
+            last = Backbone(network).layer
+            why.append(f"block {last}: a single image, nothing to compare")
+            return last
         return choose_layer(network, opened, seed=images.seed, batch_size=batch_size, report=why.append)
 
     subject = open_subject(model, device, choose)

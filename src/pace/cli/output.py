@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pace.cli.errors import one_line, visible
+from pace.cli.errors import as_typed, one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,7 @@ def warnings_in_one_line(kept: list[str], every: bool) -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: object, **__: object) -> None:
         ours = filename.startswith(home) and not issubclass(category, DeprecationWarning | FutureWarning)
-        text = one_line(message)
+        text = one_line(as_typed(str(message)))
         if text in kept or not (ours or every):
             return
         if ours:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pace.cli.errors import lost_another
 from pace.cli.models import device_of
 
 if TYPE_CHECKING:
     import torch
+
+_GRACE = 5.0  # seconds within which processes meet the same error
 
 
 class Place(NamedTuple):
@@ -44,3 +49,18 @@ def team(device: str) -> Iterator[Place]:
 
             chosen = stack.enter_context(processes(chosen))
         yield Place(chosen, several, leads)
+
+
+def wait_to_say(error: Exception) -> None:
+    """Under torchrun, the time for an error: it is to be said once, and its cause always.
+
+    torchrun ends the others as soon as one has ended. So they let the first of their machine say what all of them met, and are
+    ended meanwhile; who is not has an error of its own. And the first, where it fails for want of another, stays until that one
+    has said why.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(_GRACE)
+    elif lost_another(error):
+        atexit.register(time.sleep, 2 * _GRACE)

@@ -124,6 +124,25 @@ def fit(
     if observations is None and (images is None or model is None):
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
     with team(device) as (where, several, leads):
+        from pace.arguments import check_arguments
+        from pace.explainer import PACE
+
+        explainer = PACE(
+            concepts,
+            covariance=covariance.value,
+            updates=updates.value,
+            alpha=_alpha(alpha),
+            max_iter=epochs,
+            n_init=starts,
+            prune="auto" if prune else False,
+            refine=_steps(refine),
+            minibatch=minibatch,
+            memory=memory,
+            distributed=several,
+            seed=seed,
+            device=where.type if where.index is None else str(where),
+        )
+        check_arguments(explainer)  # before minutes go into looking at images
         earlier: Run | None = None
         if observations is not None:
             earlier = open_run(observations, "extract")
@@ -139,8 +158,6 @@ def fit(
             subject, opened = open_both(choice, asked, where, probe, batch_size)
 
         def learn(folder: Path | None) -> tuple[PACE, Views]:
-            from pace import PACE
-
             if earlier is not None:
                 views = stored(earlier)
             elif minibatch is not None or several:
@@ -152,21 +169,7 @@ def fit(
             checkpoint = None if folder is None else folder / _CHECKPOINT
             if checkpoint is not None:
                 _say_how_far(checkpoint, epochs, None if minibatch is None else -(-len(opened) // minibatch))
-            learned = PACE(
-                concepts,
-                covariance=covariance.value,
-                updates=updates.value,
-                alpha=_alpha(alpha),
-                max_iter=epochs,
-                n_init=starts,
-                prune="auto" if prune else False,
-                refine=_steps(refine),
-                minibatch=minibatch,
-                memory=memory,
-                distributed=several,
-                seed=seed,
-                device=where.type if where.index is None else str(where),
-            ).fit(
+            learned = explainer.fit(
                 views.observations,
                 perturbed=views.perturbed,
                 checkpoint=checkpoint,
