@@ -389,3 +389,14 @@ def test_observations_that_do_not_fit_are_refused(data, model):
         PACE(3).fit(data.observations, perturbed=Observations(*random()))
     with pytest.raises(TypeError, match=r"expected pace.Observations; found ndarray"):
         PACE(3).fit(np.zeros((3, 4, 5)))
+
+
+def test_of_no_images_nothing_is_learned(data):
+    none = data.observations[:0]
+    fitted = PACE(2, tol=1e9, device="cpu").fit(data.observations)
+    for ask in (PACE(2, device="cpu").fit, PACE(2, device="cpu").partial_fit, fitted.score):
+        with pytest.raises(ValueError, match="expected at least one image; found none"):
+            ask(none)
+    assert fitted.transform(none).shape == (0, 2)
+    with pytest.raises(ValueError, match="n: expected at least 1; found -1"):
+        fitted.nearest_patches(data.observations, 0, n=-1)

@@ -207,6 +207,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         done, the folder is gone.
         """
         settings = settings_of(self, observations)
+        _check_images(observations)
         _check_pair(observations, perturbed)
         plan = plan_of(self, observations, perturbed, settings)
         team = Team.of_all(settings.device) if self.distributed else Team()
@@ -246,6 +247,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> PACE:
         """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
         settings = settings_of(self, observations)
+        _check_images(observations)
         _check_pair(observations, perturbed)
         if self.__sklearn_is_fitted__():
             self._check_fits(observations)
@@ -332,6 +334,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
         self._check_fits(observations)
+        _check_images(observations)
         _check_pair(observations, perturbed)
         settings = settings_of(self, observations)
         statistics = pass_over(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
@@ -342,6 +345,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fits(observations, predictions=False)
         if not 0 <= concept < len(self._concepts):
             raise IndexError(f"concept {concept} of {len(self._concepts)}")
+        if n < 1:
+            raise ValueError(f"n: expected at least 1; found {n}")
         settings = settings_of(self, observations)
         mean = torch.as_tensor(self.means_[concept]).to(settings.device, settings.dtype)
         found: list[Tensor] = []
@@ -472,6 +477,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_ = observations.dim
+
+
+def _check_images(observations: Observations) -> None:
+    if not len(observations):
+        raise ValueError("observations: expected at least one image; found none")
 
 
 def _check_pair(observations: Observations, perturbed: Observations | None) -> None:
