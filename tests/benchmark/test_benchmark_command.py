@@ -87,7 +87,7 @@ def test_a_benchmark_from_before_there_was_a_choice_is_repeated_with_cls(tiny, t
     ("options", "message"),
     [
         (["--methods", "deeplift"], "error: method 'deeplift' is not known; expected some of pace"),
-        (["--datasets", "flower"], "error: flower: data_root is needed"),
+        (["--datasets", "flower"], "error: flower: --data-root is needed"),
         (["--set", "pace"], "error: --set pace: expected METHOD.OPTION=VALUE"),
         (["--set", "pace.colour=red"], "error: pace has no option 'colour'"),
         (
