@@ -1,4 +1,4 @@
-"""PACE's arguments, which its constructor only stores: checked, and turned into what learning reads."""
+"""PACE's arguments, which its constructor only stores, and its data: checked, and turned into what learning reads."""
 
 from __future__ import annotations
 
@@ -265,3 +265,22 @@ def _can_prune(model: PACE) -> bool:
 def check_type(observations: object) -> None:
     if not isinstance(observations, Observations):
         raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
+
+
+def check_images(observations: Observations) -> None:
+    if not len(observations):
+        raise ValueError("observations: expected at least one image; found none")
+
+
+def check_pair(observations: Observations, perturbed: Observations | None) -> None:
+    if perturbed is None:
+        return
+    check_type(perturbed)
+    ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
+    if ours != theirs:
+        raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")
+    if perturbed.n_classes not in (0, observations.n_classes):
+        raise ValueError(
+            f"perturbed: expected predictions of {observations.n_classes} classes as the images have, or none; "
+            f"found {perturbed.n_classes}"
+        )

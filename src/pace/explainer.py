@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
-from pace.arguments import (
-    check_type,
-    plain_parameters,
-    plan_of,
-    rate_of,
-    settings_of,
-)
+from pace.arguments import check_images, check_pair, check_type, plain_parameters, plan_of, rate_of, settings_of
 from pace.checkpoints import Checkpoint, digest, likeness
 from pace.distributed import Team
 from pace.explanation import Array, Explanation
@@ -30,6 +24,7 @@ from pace.model.learning import Concepts, Settings, explain_batch, mixtures, pas
 from pace.model.refining import images_in_step
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
+from pace.nearest import Patches, nearest
 from pace.observations import Observations
 from pace.progress import progress
 from pace.starting import find_start
@@ -41,14 +36,6 @@ _NO_MATTER = (
     "distributed",
     "progress",
 )  # parameters that change no more than rounding
-
-
-class Patches(NamedTuple):
-    """Patches of a set of images, nearest first; `patches` counts along the grid, row by row, without prefix tokens."""
-
-    images: Array
-    patches: Array
-    distances: Array
 
 
 class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -207,8 +194,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         done, the folder is gone.
         """
         settings = settings_of(self, observations)
-        _check_images(observations)
-        _check_pair(observations, perturbed)
+        check_images(observations)
+        check_pair(observations, perturbed)
         plan = plan_of(self, observations, perturbed, settings)
         team = Team.of_all(settings.device) if self.distributed else Team()
         about = self._about(observations, perturbed) if checkpoint is not None or team.size > 1 else {}
@@ -247,8 +234,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> PACE:
         """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
         settings = settings_of(self, observations)
-        _check_images(observations)
-        _check_pair(observations, perturbed)
+        check_images(observations)
+        check_pair(observations, perturbed)
         if self.__sklearn_is_fitted__():
             self._check_fits(observations)
             self._check_unchanged(observations)
@@ -334,8 +321,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
         self._check_fits(observations)
-        _check_images(observations)
-        _check_pair(observations, perturbed)
+        check_images(observations)
+        check_pair(observations, perturbed)
         settings = settings_of(self, observations)
         statistics = pass_over(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
         return float(statistics.bound.sum() / statistics.images)
@@ -349,20 +336,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"n: expected at least 1; found {n}")
         settings = settings_of(self, observations)
         mean = torch.as_tensor(self.means_[concept]).to(settings.device, settings.dtype)
-        found: list[Tensor] = []
-        size = settings.images_per_batch(observations.n_tokens, 1, self._concepts.gaussians)
-        for images, batch in observations.batches(size, settings.device, settings.dtype):
-            distance = torch.linalg.vector_norm(batch.embeddings[:, observations.prefix_tokens :] - mean, dim=2)
-            flat = distance.flatten()
-            order = torch.argsort(flat, stable=True)[:n]
-            place = images.start * distance.shape[1] + order
-            found.append(torch.stack([flat[order].double(), place.double()]).cpu())
-        near, where = torch.cat(found, 1)
-        order = torch.argsort(near, stable=True)[:n]
-        images_found, patches = np.divmod(
-            where[order].numpy().astype(np.int64), observations.n_tokens - observations.prefix_tokens
-        )
-        return Patches(images_found, patches, near[order].numpy())
+        at_once = settings.images_per_batch(observations.n_tokens, 1, self._concepts.gaussians)
+        return nearest(observations, mean, n, at_once, settings)
 
     # -- what was learned ---------------------------------------------------------------------------------------------
 
@@ -477,25 +452,6 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_ = observations.dim
-
-
-def _check_images(observations: Observations) -> None:
-    if not len(observations):
-        raise ValueError("observations: expected at least one image; found none")
-
-
-def _check_pair(observations: Observations, perturbed: Observations | None) -> None:
-    if perturbed is None:
-        return
-    check_type(perturbed)
-    ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
-    if ours != theirs:
-        raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")
-    if perturbed.n_classes not in (0, observations.n_classes):
-        raise ValueError(
-            f"perturbed: expected predictions of {observations.n_classes} classes as the images have, or none; "
-            f"found {perturbed.n_classes}"
-        )
 
 
 def _numpy(tensor: Tensor, dtype: torch.dtype | None = None) -> Array:
