@@ -60,10 +60,7 @@ def write(rows: list[Row], path: str | Path) -> None:
     lines = io.StringIO()
     table = csv.DictWriter(lines, [field.name for field in fields(Row)], lineterminator="\n")
     table.writeheader()
-    for row in rows:
-        table.writerow(
-            {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in asdict(row).items()}
-        )
+    table.writerows(asdict(row) for row in rows)  # floats as they are: the page says what the screen said
     write_atomically(Path(path), lines.getvalue().encode())
 
 

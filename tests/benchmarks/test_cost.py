@@ -49,7 +49,7 @@ def test_the_base_lies_on_every_axis_of_every_grid():
 
 def test_rows_come_back_from_a_file_as_they_were(tmp_path):
     rows = [
-        row("dim", pace=0.5, sklearn=1.25, sklearn_images=5, error='sklearn: "a", b; '),
+        row("dim", pace=1 / 3, sklearn=1.25e-7 / 3, sklearn_images=5, error='sklearn: "a", b; '),
         row("processes", processes=2),
     ]
     cost_page.write(rows, tmp_path / "rows.csv")
