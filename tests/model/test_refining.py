@@ -111,8 +111,7 @@ def test_the_slope_of_a_step_is_that_of_the_whole_sum_however_it_is_divided(at_o
     def look(some):
         looked.append(len(some))
         batches = [view.batch(some, "cpu", torch.float64) for view in views]
-        x = [batch.embeddings @ learned[1] for batch in batches]
-        return _look(batches, x, halves, learned[0], learned[2], alpha)
+        return _look(batches, [batch.embeddings for batch in batches], halves, learned[1], learned[0], learned[2], alpha)
 
     whole = look(chosen)
     stability = -_unsteadiness(*whole.phi_bars) if pairs else torch.zeros((), dtype=torch.float64)
@@ -140,8 +139,8 @@ def test_a_step_keeps_to_the_budget_of_memory(monkeypatch):
     looked.clear()
     tight = fitted(refine=4, max_iter=2, memory="300kB")
     half = settings_of(tight, TRAIN).working_memory(tight._concepts.gaussians) // 2
-    image = 2 * TOKENS * 4 * (5 * D + 8 * 6)  # two views, float32, copies of embeddings and of φ (docs/refining.md)
-    assert max(looked) == half // image == 10
+    image = 2 * TOKENS * 4 * (4 * D + 8 * 6)  # two views, float32, copies of embeddings and of φ (docs/refining.md)
+    assert max(looked) == half // image == 11
     np.testing.assert_allclose(tight.means_, free.means_, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(tight.refinement_, free.refinement_, rtol=1e-5, atol=1e-5)
 

@@ -43,7 +43,7 @@ _WARM_UP = 0.1
 _ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
 _LEAST_APART = 1e-3  # that images are taken to lie: a few that are alike must not outweigh all else
 _SETTLE = 6400  # images after which α is learned anew
-_EMBEDDINGS, _PHIS = 5, 8  # copies of its embedding and of its φ that a patch takes room for, measured
+_EMBEDDINGS, _PHIS = 4, 8  # copies of its embedding and of its φ that a patch takes room for, measured
 _ALONE = Team()
 
 
@@ -130,9 +130,8 @@ def refine(
 
     def look(halves: Tensor, images: npt.NDArray[np.int64]) -> Seen:
         batches = [view.batch(images, settings.device, settings.dtype) for view in views]
-        factor = whiten @ metric
-        x = [(batch.embeddings - concepts.offset) @ factor for batch in batches]
-        return _look(batches, x, halves, means, head, alpha)
+        centred = [batch.embeddings - concepts.offset for batch in batches]
+        return _look(batches, centred, halves, whiten @ metric, means, head, alpha)
 
     draws = _draws(len(observations), observations.n_tokens, seed)
     for step, (images, halves) in islice(enumerate(draws), begin, refinement.steps):
@@ -198,7 +197,6 @@ def _climb(
         with torch.set_grad_enabled(last - first == len(visits)):
             seen = look(images[own])
         phi_bars[:, own] = seen.phi_bars.detach()
-        terms.add_(seen.terms.detach(), alpha=(last - first) / len(images))
         log_theta.add_(seen.log_theta)
         if seen.terms.requires_grad:
             whole.append(seen)
@@ -206,28 +204,42 @@ def _climb(
     def back(first: int, last: int) -> None:
         own = visits.part(first, last).images
         seen = whole.pop() if whole else look(images[own])
-        embedding, faithfulness = (last - first) / len(images) * seen.terms
+        embedding, faithfulness = ours = (last - first) / len(images) * seen.terms
         rise = embedding + refinement.faithfulness * faithfulness + (pull[:, own] * seen.phi_bars).sum()
         for slope, more in zip(slopes, torch.autograd.grad(rise, learned, materialize_grads=True), strict=True):
             slope += more
+        terms.add_(ours.detach())
 
     chunk.through(0, len(visits), there)
-    phi_bars, terms, log_theta = team.added(phi_bars, terms, log_theta)
+    phi_bars, log_theta = team.added(phi_bars, log_theta)
     stability, pull = means.new_zeros(()), torch.zeros_like(phi_bars)
     if views == 2:
         stability = -_unsteadiness(*phi_bars.requires_grad_())
         (pull,) = torch.autograd.grad(refinement.stability * stability, phi_bars)
     chunk.through(0, len(visits), back)
-    return torch.cat([terms, stability.detach()[None]]), log_theta, team.added(*slopes)
+    terms, *slopes = team.added(terms, *slopes)
+    return torch.cat([terms, stability.detach()[None]]), log_theta, slopes
 
 
-def _look(views: list[Batch], x: list[Tensor], halves: Tensor, means: Tensor, head: Tensor, alpha: Tensor) -> Seen:
-    """Some images in every view; x are their embeddings, in the space in which Σ is the identity."""
+def _look(
+    views: list[Batch],
+    embeddings: list[Tensor],
+    halves: Tensor,
+    factor: Tensor,
+    means: Tensor,
+    head: Tensor,
+    alpha: Tensor,
+) -> Seen:
+    """Some images in every view, their embeddings centred; e ↦ e F whitens, and the means are those behind it.
+
+    Where no slope is asked for, on the way there, the terms are left out.
+    """
     zero = means.new_zeros(())
     embedding, faithfulness, log_theta = zero, zero, torch.zeros_like(alpha)
     phi_bars = []
-    for view, patches, half in zip(views, x, halves, strict=False):
-        evidence = torch.addmm(means.square().sum(1) / -2, patches.flatten(0, 1), means.T).view(*patches.shape[:2], -1)
+    towards = factor @ means.T  # ‖eF - μ‖² is e F Fᵀ eᵀ - 2 e F μᵀ + ‖μ‖²: no patch is whitened itself
+    for view, patches, half in zip(views, embeddings, halves, strict=False):
+        evidence = torch.addmm(means.square().sum(1) / -2, patches.flatten(0, 1), towards).view(*patches.shape[:2], -1)
         weights = Weights.of(view.attention, "exact")
         counts = _settled(evidence, weights, alpha, weights.count.sum(1, keepdim=True) / len(means), _SWEEPS)
         phi_bar = _counts(evidence, alpha + counts, weights) / patches.shape[1]
@@ -238,9 +250,12 @@ def _look(views: list[Batch], x: list[Tensor], halves: Tensor, means: Tensor, he
         else:
             phi_bars.append(phi_bar)
         log_theta += expected_log_theta(alpha + counts).sum(0)
+        if not torch.is_grad_enabled():
+            continue
         mixture = (evidence + phi_bar.detach().clamp_min(1e-6).log()[:, None]).logsumexp(2)
-        density = (mixture - patches.square().sum(2) / 2) * weights.count
-        embedding = embedding + density.mean() / patches.shape[2] / len(views)
+        length = (factor * (_scatter(patches, weights.count) @ factor)).sum()
+        density = (mixture * weights.count).mean() - length / weights.count.numel() / 2
+        embedding = embedding + density / patches.shape[2] / len(views)
         if view.predictions is not None:
             scores = (_TEMPERATURE * phi_bar @ head).log_softmax(1)
             predictions = distributions(view.predictions).to(scores.dtype)
@@ -252,6 +267,13 @@ def _unsteadiness(phi_bar: Tensor, perturbed: Tensor) -> Tensor:
     """How far a perturbed view is, over how far other images are: the distance alone would be least for one concept."""
     pairs, others = ((phi_bar - view).abs().sum(1).mean() for view in (perturbed, perturbed.roll(1, 0)))
     return pairs / others.clamp_min(_LEAST_APART)
+
+
+@torch.no_grad()
+def _scatter(patches: Tensor, weights: Tensor) -> Tensor:
+    """Σ w eᵀe: all that the patches' lengths need, whichever way they are measured."""
+    flat = patches.flatten(0, 1)
+    return (flat * weights.reshape(-1, 1)).T @ flat
 
 
 @torch.no_grad()
