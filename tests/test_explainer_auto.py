@@ -152,6 +152,13 @@ def test_a_model_from_before_the_worth_of_an_image_was_known_can_be_saved_again(
     assert older.selection_.n_concepts == found.selection_.n_concepts
 
 
+def test_no_more_are_looked_for_than_allowed_and_that_is_said():
+    with pytest.warns(ConvergenceWarning, match="stopped at 3 concepts, the most it looks for; raise max_concepts"):
+        model = PACE("auto", max_concepts=3, **QUICK).fit(DATA.observations)
+    assert model.means_.shape == (3, 8)
+    assert max(model.selection_.numbers) == 3
+
+
 def test_one_concept_alone_can_be_saved(tmp_path):
     """Without a neighbour its evidence has no end."""
     cloud = torch.randn(60, 9, 3, generator=torch.Generator().manual_seed(0))
@@ -227,6 +234,7 @@ def test_moves_are_shown_as_they_are_made(monkeypatch):
         ({"updates": "paper"}, "n_concepts='auto' needs updates='exact' and init='k-means"),
         ({"init": np.zeros((4, 8))}, "n_concepts='auto' needs updates='exact' and init='k-means"),
         ({"n_concepts": "many"}, "n_concepts: expected a whole number of at least 1 or 'auto'; found 'many'"),
+        ({"max_concepts": 0}, "max_concepts: expected a whole number of at least 1; found 0"),
         ({"alpha": np.ones(7)}, "alpha: expected one positive number or 4 of them"),
     ],
 )

@@ -27,6 +27,7 @@ _AUTO_IMAGES = 1000  # before it refines or prunes by itself: few would be learn
 _SHARE_OF_GPU = 0.9  # of its free memory, unless told otherwise
 _WHOLE_NUMBERS: dict[str, tuple[Any, ...]] = {  # the least they may be, and what may stand for them
     "n_concepts": (1, "auto"),
+    "max_concepts": (1,),
     "n_init": (1,),
     "max_iter": (1,),
     "max_sweeps": (1,),

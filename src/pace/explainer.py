@@ -45,6 +45,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     n_concepts : int or "auto"
         K, the number of concepts; "auto" finds it (docs/number-of-concepts.md) and leaves `selection_`.
+    max_concepts : int
+        Concepts at most that "auto" looks for. A fit that finds so many says so.
     covariance : {"full", "diag", "tied", "low_rank"}
         Covariance of a concept: its own; diagonal; one for all concepts; diagonal plus `rank` directions.
     updates : {"exact", "paper"}
@@ -107,6 +109,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self,
         n_concepts: int | str = 100,
         *,
+        max_concepts: int = 300,
         covariance: str = "tied",
         updates: str = "exact",
         alpha: Any = "learn",
@@ -138,6 +141,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         progress: bool | None = None,
     ):
         self.n_concepts = n_concepts
+        self.max_concepts = max_concepts
         self.covariance = covariance
         self.updates = updates
         self.alpha = alpha

@@ -16,7 +16,7 @@ from pace.fitting import Start, bound_of, prediction_follows
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, pass_over, update
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
-from pace.model.selecting import MOST, Selection, first_guess, select
+from pace.model.selecting import Selection, first_guess, select
 from pace.observations import Observations
 
 if TYPE_CHECKING:
@@ -94,11 +94,15 @@ def _select(model: PACE, observations: Observations, settings: Settings, report:
         settings,
         covariance=model.covariance,
         strength=prior_strength_of(model, observations, settings),
+        most=model.max_concepts,
         seed=model.seed,
         report=lambda move: report(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
     )
-    if found.n_concepts >= MOST:
-        message = f"the search stopped at {MOST} concepts, the most it looks for; set n_concepts by hand for such data"
+    if found.n_concepts >= model.max_concepts:
+        message = (
+            f"the search stopped at {found.n_concepts} concepts, the most it looks for; raise max_concepts, or set "
+            "n_concepts by hand"
+        )
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
     if found.n_concepts == 1:
         message = (

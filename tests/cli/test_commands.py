@@ -55,6 +55,14 @@ def test_fit_finds_the_number_and_says_how_sure_it_is(how: tuple[str, ...], pace
     assert "far too sure" in outcome.out
 
 
+def test_no_more_concepts_are_looked_for_than_told(pace: Pace, tmp_path: Path):
+    most = ("--concepts", "auto", "--max-concepts", "2")
+    outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, *most, "--out", tmp_path / "run")
+    assert record(tmp_path / "run")["results"]["concepts"] == 2
+    assert "stopped at 2 concepts, the most it looks for; raise --max-concepts, or set --concepts by hand" in outcome.err
+    assert "larger numbers were not tried" in outcome.out
+
+
 def test_the_record_has_how_the_number_was_found(elsewhere: Path):
     auto = ("--images", "shop/photos", *SHOP_MODEL, *QUICK, "--concepts", "auto", "--out", "found", "--json")
     document = invoke("fit", *auto).document
@@ -74,20 +82,6 @@ def test_the_record_has_how_the_number_was_found(elsewhere: Path):
 
 def test_a_number_that_was_given_is_not_said_to_be_found(workshop: Path):
     assert record(workshop / "fit")["results"]["selection"] is None
-
-
-def test_a_number_beyond_which_nothing_was_tried_is_no_answer(
-    pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from functools import partial
-
-    from pace.model.selecting import select
-
-    fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--concepts", "auto", "--out")
-    monkeypatch.setattr("pace.starting.select", partial(select, start=1, most=1))
-    outcome = pace(*fit, tmp_path / "few")
-    assert "1 concept, from 12 images" in outcome.out
-    assert "larger numbers were not tried: set --concepts by hand" in outcome.out
 
 
 def test_a_limit_draws_from_all_classes(pace: Pace, tmp_path: Path):

@@ -19,6 +19,7 @@ _EXTRAS = {
 # The library's parameters by the option that sets them, and what it says of those that no option sets.
 _OPTIONS = {
     "n_concepts": "--concepts",
+    "max_concepts": "--max-concepts",
     "max_iter": "--epochs",
     "n_init": "--starts",
     "batch_size": "--batch-size",

@@ -40,6 +40,9 @@ def fit(
         typer.Option(metavar="FOLDER", help="A run of `pace extract`, instead of --images and --model."),
     ] = None,
     concepts: options.Concepts = 100,
+    max_concepts: Annotated[
+        int, typer.Option(min=1, metavar="K", help="Concepts at most that --concepts auto looks for.")
+    ] = 300,
     covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.tied,
     updates: Annotated[
         options.Updates, typer.Option(help="Coordinate ascent, or the rules as the paper prints them.")
@@ -129,6 +132,7 @@ def fit(
 
         explainer = PACE(
             concepts,
+            max_concepts=max_concepts,
             covariance=covariance.value,
             updates=updates.value,
             alpha=_alpha(alpha),

@@ -1,6 +1,6 @@
 """How many concepts? A sketch from cells of patches, then moves that the bound judges (docs/number-of-concepts.md)."""
 
 from pace.model.selecting.search import Move
-from pace.model.selecting.selection import MOST, Selection, first_guess, select
+from pace.model.selecting.selection import Selection, first_guess, select
 
-__all__ = ["MOST", "Move", "Selection", "first_guess", "select"]
+__all__ = ["Move", "Selection", "first_guess", "select"]

@@ -18,7 +18,6 @@ from pace.model.selecting.search import Move, Partition, Search
 from pace.model.selecting.sketching import sketch
 from pace.observations import Observations
 
-MOST = 300  # concepts, unless told otherwise
 _KINDS = ("start", "merge", "split")
 
 
@@ -93,7 +92,7 @@ def select(
     covariance: str = "tied",
     strength: float = 1.0,
     start: int = 100,
-    most: int = MOST,
+    most: int = 300,
     blur: float = 0.25,
     seed: int = 0,
     report: Callable[[Move], object] = lambda move: None,
