@@ -59,7 +59,9 @@ def test_no_more_concepts_are_looked_for_than_told(pace: Pace, tmp_path: Path):
     most = ("--concepts", "auto", "--max-concepts", "2")
     outcome = pace("fit", "--images", "photos", *MODEL, *QUICK, *most, "--out", tmp_path / "run")
     assert record(tmp_path / "run")["results"]["concepts"] == 2
-    assert "stopped at 2 concepts, the most it looks for; raise --max-concepts, or set --concepts by hand" in outcome.err
+    assert (
+        "stopped at 2 concepts, the most it looks for; raise --max-concepts, or set --concepts by hand" in outcome.err
+    )
     assert "larger numbers were not tried" in outcome.out
 
 

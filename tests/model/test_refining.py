@@ -111,7 +111,9 @@ def test_the_slope_of_a_step_is_that_of_the_whole_sum_however_it_is_divided(at_o
     def look(some):
         looked.append(len(some))
         batches = [view.batch(some, "cpu", torch.float64) for view in views]
-        return _look(batches, [batch.embeddings for batch in batches], halves, learned[1], learned[0], learned[2], alpha)
+        return _look(
+            batches, [batch.embeddings for batch in batches], halves, learned[1], learned[0], learned[2], alpha
+        )
 
     whole = look(chosen)
     stability = -_unsteadiness(*whole.phi_bars) if pairs else torch.zeros((), dtype=torch.float64)

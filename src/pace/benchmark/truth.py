@@ -55,7 +55,7 @@ def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int
     with progress("placing parts", len(images)) as advance:
         for number in range(len(images)):
             parts = images.parts(number)
-            moved = prepare_points(torch.from_numpy(parts[:, :2]), _size(images, number), preprocessing)
+            moved = prepare_points(torch.from_numpy(parts[:, :2]), image_size(images, number), preprocessing)
             points.append(np.concatenate([moved.numpy(), parts[:, 2:]], 1))
             advance()
     return part_patches(np.stack(points), preprocessing.size, grid)
@@ -66,7 +66,7 @@ def sample_images(images: ImageSet, rows: Array, preprocessing: PreprocessingLik
     return torch.stack([prepare(images[int(row)], preprocessing) for row in rows])
 
 
-def _size(images: CUB, number: int) -> tuple[int, int]:
+def image_size(images: CUB, number: int) -> tuple[int, int]:
     """Height and width, from the header: decoding thousands of images for that would take minutes."""
     from PIL import Image
 
