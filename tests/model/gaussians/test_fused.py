@@ -67,7 +67,8 @@ def test_the_scatter_is_that_of_float64(kernels, patches, monkeypatch, at_once, 
     assert error.abs().max() < 2**-11
     assert error.square().mean().sqrt() < 1e-4
     assert torch.equal(found[2], torch.ones(D, D, dtype=torch.float64))
-    assert torch.equal(found, found.mT)
+    skew = (found - found.mT) / (spread[:, :, None] * spread[:, None, :]).clamp_min(1e-30)
+    assert skew.abs().max() < 1e-6  # a tile on the diagonal is as symmetric as the machine's product
 
 
 def test_a_step_with_the_kernels_is_the_step_without(kernels, patches, monkeypatch):
