@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pace.observations import Batch, Observations
 from pace.store import ObservationStore, StoreWriter, check, extremes
+from pace.store.reading import _chosen
 
 FACTS = {"model": "tiny", "layer": "-1", "images": "numbers"}
 TOKENS, DIM, CLASSES = 5, 3, 4
@@ -141,6 +142,16 @@ def test_a_selection_of_a_selection_equals_numpys(stored: Observations, first: s
     array = make_batch(0, 20).attention.numpy()[first]
     second = [index for index in second if -len(array) <= index < len(array)]
     assert np.array_equal(np.asarray(stored.attention[first][second]), array[np.asarray(second, dtype=np.intp)])
+
+
+def test_choosing_images_takes_no_time_for_the_others() -> None:
+    many = range(7, 10**15, 3)
+    assert _chosen(many, np.array([2, -1, 0])).tolist() == [13, many[-1], 7]
+    assert _chosen(range(5, 8), np.array([True, False, True])).tolist() == [5, 7]
+    assert _chosen(many, np.array([])).tolist() == []
+    for wrong in ([10**15], [-(10**15)], [0.5], [True, False], [[1]]):
+        with pytest.raises(IndexError, match="expected"):
+            _chosen(many, np.array(wrong))
 
 
 def test_an_image_that_does_not_exist_is_an_index_error(stored: Observations) -> None:
@@ -463,7 +474,8 @@ for call in range(1, 14):  # at every flush and rename of the index and the firs
 choose = random.Random(0)
 for trial in range(6):  # anywhere, several times
     for _ in range(3):
-        kills += not run(target / f"random-{{trial}}", seconds=choose.uniform(0, whole))
+        ended = run(target / f"random-{{trial}}", seconds=choose.uniform(0, whole))
+        kills, whole = kills + (not ended), whole / 2 if ended else whole  # too late: sooner next time
     assert run(target / f"random-{{trial}}")
 print(kills)
 """

@@ -49,8 +49,7 @@ class StoredArray:
         if isinstance(key, slice):
             part._rows = self._rows[key]
         else:
-            index = np.asarray(key)
-            part._rows = np.asarray(self._rows, dtype=np.intp)[index if len(index) else index.astype(np.intp)]
+            part._rows = _chosen(self._rows, np.asarray(key))
         return part
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -84,6 +83,27 @@ class StoredArray:
             return np.memmap(file, dtype, "r", offset, shape)
         except ValueError as error:  # shorter than its header says
             raise ValueError(damaged(file, "it is truncated")) from error
+
+
+def _chosen(rows: range | npt.NDArray[np.intp], index: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Some rows, by an index array or a mask; of a range without writing all of it down, which may be of millions."""
+    index = index if len(index) else index.astype(np.intp)
+    if not isinstance(rows, range):
+        chosen: npt.NDArray[np.intp] = rows[index]
+        return chosen
+    if index.dtype == bool:
+        if index.shape != (len(rows),):
+            raise IndexError(f"expected a mask of {len(rows)} images; found shape {index.shape}")
+        index = np.flatnonzero(index)
+    if index.ndim != 1 or index.dtype.kind not in "iu":
+        raise IndexError(f"expected a list of images; found {index.dtype} of shape {index.shape}")
+    if len(index) and not (-len(rows) <= index.min() and index.max() < len(rows)):
+        raise IndexError(f"expected images -{len(rows)} to {len(rows) - 1}; found {index.min()} to {index.max()}")
+    places: npt.NDArray[np.intp] = index.astype(np.intp)
+    places[places < 0] += len(rows)
+    places *= rows.step
+    places += rows.start
+    return places
 
 
 class ObservationStore:
