@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.checkpoints import Checkpoint, how_far
+from pace.checkpoints import Checkpoint, how_far, remove
+from pace.model import learning
 
 DATA = planted(0, k=3, d=4, images=23, grid=(2, 3))
 QUICK = {"n_concepts": 3, "negatives": 5, "batch_size": 10, "max_iter": 2, "max_sweeps": 4, "head_steps": 3, "n_init": 1,
@@ -31,7 +34,7 @@ class Crash(BaseException):
     """The power fails."""
 
 
-def fit(checkpoint=None, every=0.0, paired=True, **parameters):
+def fit(checkpoint=None, every=0.0, paired=True, keep=False, **parameters):
     chosen = QUICK | parameters
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -40,6 +43,7 @@ def fit(checkpoint=None, every=0.0, paired=True, **parameters):
             perturbed=DATA.perturbed if paired else None,
             checkpoint=checkpoint,
             checkpoint_every=every,
+            keep_checkpoint=keep,
         )
 
 
@@ -84,6 +88,59 @@ def test_stopped_after_any_checkpoint_it_ends_as_if_nothing_had_happened(kind, t
         assert not (tmp_path / "fit").exists()
     same_bits(finished, whole)
     assert stops >= 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_is_kept_holds_the_end(kind, tmp_path, monkeypatch):
+    """So that nothing is lost where what was learned cannot be saved."""
+    whole = fit(tmp_path / "fit", every=1e9, keep=True, **KINDS[kind])
+
+    def work(*_):
+        raise AssertionError("everything is done already")
+
+    monkeypatch.setattr("pace.fitting.Expectation.add", work)
+    monkeypatch.setattr("pace.fitting.refine", work)
+    same_bits(fit(tmp_path / "fit", keep=True, **KINDS[kind]), whole)
+    same_bits(fit(tmp_path / "fit", keep=True, **KINDS[kind]), whole)
+    remove(tmp_path / "fit")
+    assert not (tmp_path / "fit").exists()
+
+
+def test_after_ctrl_c_the_same_call_goes_on_also_with_a_warm_start(tmp_path, monkeypatch):
+    whole = fit(warm_start=True)
+    model = PACE(**QUICK, warm_start=True)
+    again = partial(
+        model.fit, DATA.observations, perturbed=DATA.perturbed, checkpoint=tmp_path / "fit", checkpoint_every=0
+    )
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 2)
+        with pytest.warns(ConvergenceWarning, match="interrupted"):
+            again()
+    assert len(model.lower_bounds_) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        same_bits(again(), whole)
+
+
+def interrupted_at(monkeypatch, call):
+    calls = []
+
+    def update(*arguments):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return learning.update(*arguments)
+
+    monkeypatch.setattr("pace.fitting.update", update)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_observations_of_any_precision_have_a_checkpoint(dtype, tmp_path):
+    seen = DATA.observations.batch(slice(None))
+    some = Observations(seen.embeddings.to(dtype), seen.attention.to(dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        PACE(**QUICK).fit(some, checkpoint=tmp_path / "fit")
 
 
 def test_stopped_again_and_again_it_still_gets_there(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """Learning online, from minibatches: as good as from everything at once, without keeping anything of an image."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -90,6 +92,34 @@ def test_a_warm_start_goes_on_from_what_was_learned(data):
     assert bounds[-1] >= before
     with pytest.raises(ValueError, match="this model was fitted with 8"):
         full.set_params(n_concepts=4).fit(data.observations)
+
+
+@pytest.mark.parametrize("go_on", [PACE.fit, PACE.partial_fit])
+def test_what_is_given_anew_counts_from_then_on_or_is_refused(data, go_on):
+    seen = data.observations[:40]
+    model = PACE(4, covariance="diag", max_iter=2, tol=1.0, device="cpu", warm_start=True).fit(seen)
+    go_on(model.set_params(alpha=0.5, covariance_prior=1e9), seen)
+    assert model.alpha_.tolist() == [0.5] * 4
+    np.testing.assert_allclose(model.covariances_[0], model.covariances_[1], rtol=1e-3)  # the prior's own
+    model = PACE(4, covariance="low_rank", rank=2, max_iter=2, tol=1.0, device="cpu", warm_start=True).fit(seen)
+    with pytest.raises(ValueError, match="rank: this model was fitted with 2"):
+        go_on(model.set_params(rank=3), seen)
+
+
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
+)
+def test_torch_modes_around_a_fit_do_not_change_it(data, around):
+    def learned():
+        model = PACE(4, refine=2, max_iter=2, tol=1.0, device="cpu")
+        model.fit(data.observations[:40], perturbed=data.perturbed[:40])
+        return model.means_, model.transform(data.observations[:40]), model.score(data.observations[:40])
+
+    expected = learned()
+    with around():
+        found = learned()
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_predictions_that_come_late_are_refused_rather_than_ignored(data):

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,6 +112,8 @@ def test_both_views_of_a_pair_are_decoded_once(images, monkeypatch):
 
 
 def test_streams_know_what_they_are_of(images):
+    brighter = Tiny()
+    brighter.preprocessing = SimpleNamespace(**{**vars(Tiny.preprocessing), "mean": (0.1, 0.1, 0.1)})
     original, perturbed = stream_pair(Tiny(), images)
     names = [
         likeness(original),
@@ -118,6 +121,7 @@ def test_streams_know_what_they_are_of(images):
         likeness(stream(Tiny(1), images)),
         likeness(stream(Tiny(), images, perturb=True, seed=1)),
         likeness(stream(Tiny(), images.subset(range(9)))),
+        likeness(stream(brighter, images)),
     ]
     assert len(set(names)) == len(names)
     assert likeness(stream(Tiny(), images)) == names[0]

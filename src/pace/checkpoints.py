@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
@@ -159,13 +160,21 @@ class Checkpoint:
         return _file_in(self._folder, name, self._number)
 
     def remove(self) -> None:
-        """The fit is done. The index goes first, so that nothing half-removed can be resumed."""
-        if self._team.rank == 0 and self._folder.is_dir():
-            (self._folder / _INDEX).unlink(missing_ok=True)
-            for file in filter(_ours, self._folder.iterdir()):
-                file.unlink()
-            with suppress(OSError):  # somebody else's files in it stay
-                self._folder.rmdir()
+        """The fit is done."""
+        if self._team.rank == 0:
+            remove(self._folder)
+
+
+def remove(folder: str | PathLike[str]) -> None:
+    """A checkpoint that is no longer needed. The index goes first, so that nothing half-removed can be resumed."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    (folder / _INDEX).unlink(missing_ok=True)
+    for file in filter(_ours, folder.iterdir()):
+        file.unlink()
+    with suppress(OSError):  # somebody else's files in it stay
+        folder.rmdir()
 
 
 def _file_in(folder: Path, name: str, number: int) -> Path:
@@ -191,5 +200,5 @@ def digest(tensors: Iterable[Tensor], about: str = "") -> str:
     """Short hex that differs for other numbers."""
     value = zlib.crc32(about.encode())
     for tensor in tensors:
-        value = zlib.crc32(tensor.cpu().contiguous().numpy().tobytes(), value)
+        value = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), value)
     return f"{value:08x}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -14,16 +15,27 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
-from pace.arguments import check_images, check_pair, check_type, plain_parameters, plan_of, rate_of, settings_of
+from pace.arguments import (
+    alpha_of,
+    check_images,
+    check_pair,
+    check_type,
+    plain_parameters,
+    plan_of,
+    prior_strength_of,
+    rate_of,
+    settings_of,
+)
 from pace.checkpoints import Checkpoint, digest, likeness
 from pace.distributed import Team
 from pace.explanation import Array, Explanation
 from pace.fitting import Fitting, Start, bound_of
-from pace.model.gaussians import Prior
+from pace.model.gaussians import LowRankGaussians, Prior
 from pace.model.learning import Concepts, Settings, explain_batch, mixtures, pass_over, update
 from pace.model.refining import images_in_step
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
+from pace.modes import undisturbed
 from pace.nearest import Patches, nearest
 from pace.observations import Observations
 from pace.progress import progress
@@ -109,7 +121,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self,
         n_concepts: int | str = 100,
         *,
-        max_concepts: int = 300,
+        max_concepts: int = 600,
         covariance: str = "tied",
         updates: str = "exact",
         alpha: Any = "learn",
@@ -177,9 +189,11 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _statistics: Statistics | None
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int
+    _interrupted_start: dict[str, Any] | None = None  # of a fit that Ctrl-C ended; the same call goes on with it
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
+    @undisturbed
     def fit(
         self,
         observations: Observations,
@@ -188,6 +202,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         perturbed: Observations | None = None,
         checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: float = 60.0,
+        keep_checkpoint: bool = False,
     ) -> PACE:
         """Learn the concepts. Ctrl-C keeps the last full epoch and leaves a usable model.
 
@@ -195,7 +210,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         `checkpoint` is a folder for how far the fit has come, written at most every `checkpoint_every` seconds. A fit of
         the same data with the same parameters goes on from what it finds there, to the same bits on a CPU. When it is
-        done, the folder is gone.
+        done, the folder is gone or, with `keep_checkpoint`, holds the end, until you have saved the model and remove it.
         """
         settings = settings_of(self, observations)
         check_images(observations)
@@ -209,7 +224,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         steps = plan.refinement.steps if plan.refinement else 0
         work = epochs * len(observations) + steps * images_in_step(len(observations))
         with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
-            fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance)
+            fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance, keep_checkpoint)
             course = fitting.run(
                 lambda: self._start(observations, plan.pairs_of(perturbed), settings, partial(advance, 0))
             )
@@ -218,21 +233,24 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         before = self.n_steps_ if plan.past is not None and self.minibatch is not None else 0
         self.lower_bounds_, self.n_iter_, self.n_steps_ = course.bounds, len(course.bounds), before + course.steps
         self.converged_, self.interrupted_ = course.converged, course.interrupted
+        begun = {name: value for name, value in about.items() if name == "start"}
+        self._interrupted_start = begun if course.interrupted else None
         self.refinement_, self.selection_ = course.refinement, course.selection
         self._describe(observations, settings)
         if course.selection is not None and course.selection.n_concepts < len(course.concepts):
             left = f"{course.selection.n_concepts} of {len(course.concepts)} concepts are in use"
-            warnings.warn(f"{left}: the patches ask for no more; prune=False uses all", UserWarning, stacklevel=2)
+            warnings.warn(f"{left}: the patches ask for no more; prune=False uses all", UserWarning, stacklevel=3)
         unit = "epochs" if self.minibatch is None else "minibatches"
         if course.interrupted:
             usable = "the model is usable" if course.bounds else "the concepts are where learning would have started"
             message = f"interrupted after {self.n_iter_} {unit}; {usable}"
-            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
         elif not course.converged:
             message = f"the bound still rises after {self.max_iter} epochs; raise max_iter or tol"
-            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
         return self
 
+    @undisturbed
     def partial_fit(
         self, observations: Observations, y: object = None, *, perturbed: Observations | None = None
     ) -> PACE:
@@ -241,10 +259,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_images(observations)
         check_pair(observations, perturbed)
         if self.__sklearn_is_fitted__():
-            self._check_fits(observations)
-            self._check_unchanged(observations)
-            concepts = self._concepts.to(settings.device, settings.dtype)
-            prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
+            concepts, prior = self._go_on(observations, settings)
             past, steps, bounds, selection = self._statistics, self.n_steps_, self.lower_bounds_, self.selection_
             if past is None and bounds:
                 raise ValueError(
@@ -277,15 +292,22 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Start:
         """The concepts that are there, with `warm_start`; else new ones."""
         if self.warm_start and self.__sklearn_is_fitted__():
-            self._check_fits(observations)
-            self._check_unchanged(observations)
-            concepts = self._concepts.to(settings.device, settings.dtype)
-            prior = Prior(self._prior.covariance.to(settings.device), self._prior.strength)
-            return Start(concepts, prior, self.selection_)
+            return Start(*self._go_on(observations, settings), self.selection_)
         return find_start(self, observations, perturbed, settings, report, whole)
+
+    def _go_on(self, observations: Observations, settings: Settings) -> tuple[Concepts, Prior]:
+        """The concepts and their prior, with α and the prior's weight as they are given now."""
+        self._check_fits(observations)
+        self._check_unchanged(observations)
+        concepts = self._concepts.to(settings.device, settings.dtype)
+        if not settings.learn_alpha:
+            concepts = replace(concepts, alpha=alpha_of(self, len(concepts), observations, settings))
+        strength = prior_strength_of(self, observations, settings)
+        return concepts, Prior(self._prior.covariance.to(settings.device), strength)
 
     # -- explaining ---------------------------------------------------------------------------------------------------
 
+    @undisturbed
     def explain(
         self, observations: Observations, *, use_predictions: bool = False, patches: bool = True
     ) -> Explanation:
@@ -322,6 +344,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """θ (M, K), ŷ withheld."""
         return self.explain(observations, patches=False).theta
 
+    @undisturbed
     def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
         self._check_fits(observations)
@@ -442,12 +465,19 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, value in fitted.items():
             if getattr(self, name) != value and not (name == "n_concepts" and self.n_concepts == "auto"):
                 raise ValueError(f"{name}: this model was fitted with {value!r}; clone it to learn with another")
+        gaussians = self._concepts.gaussians
+        if isinstance(gaussians, LowRankGaussians) and gaussians.factors.shape[2] != min(self.rank, observations.dim):
+            rank = gaussians.factors.shape[2]
+            raise ValueError(f"rank: this model was fitted with {rank}; clone it to learn with another")
 
     def _about(self, observations: Observations, perturbed: Observations | None) -> dict[str, Any]:
         """What a fit is of: its data, and the parameters that decide what comes out."""
-        parameters = {name: value for name, value in plain_parameters(self).items() if name not in _NO_MATTER}
+        idle = _NO_MATTER if self.n_concepts == "auto" else (*_NO_MATTER, "max_concepts")
+        parameters = {name: value for name, value in plain_parameters(self).items() if name not in idle}
         warm = self.warm_start and self.__sklearn_is_fitted__()
-        start = {"start": [self.n_steps_, digest(self._concepts.tensors().values())]} if warm else {}
+        start = self._interrupted_start
+        if start is None:
+            start = {"start": [self.n_steps_, digest(self._concepts.tensors().values())]} if warm else {}
         return {"observations": likeness(observations), "perturbed": likeness(perturbed), **start, **parameters}
 
     def _describe(self, observations: Observations, settings: Settings) -> None:

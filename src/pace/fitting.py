@@ -73,6 +73,7 @@ class Course:
     steps: int = 0  # minibatches so far
     converged: bool = False
     interrupted: bool = False
+    finished: bool = False
     # The pass under way: rounds done, and the sums and memories of this process.
     rounds: int = 0
     sums: Statistics | None = None
@@ -95,21 +96,25 @@ class Fitting:
         team: Team,
         checkpoint: Checkpoint | None,
         advance: Advance,
+        keep: bool = False,
     ):
         self._observations, self._perturbed, self._settings, self._plan = observations, perturbed, settings, plan
-        self._team, self._checkpoint, self._advance = team, checkpoint, advance
+        self._team, self._checkpoint, self._advance, self._keep = team, checkpoint, advance, keep
         self._look_at(plan.pairs_of(perturbed))
 
     def run(self, start: Callable[[], Start]) -> Course:
         """From the start or, where there is a checkpoint, from there. Ctrl-C ends it with what was learned so far.
 
-        Of several processes none can stop alone: there Ctrl-C is raised.
+        At the end the checkpoint is removed or, to be kept, holds the end. Of several processes none can stop alone: there
+        Ctrl-C is raised.
         """
         saved = None if self._checkpoint is None else self._checkpoint.load()
         self._course = self._begin(start) if saved is None else self._restored(saved)
         if self._course.refined is not None:
             self._look_at(self._perturbed)
         course = self._course
+        if course.finished:
+            return course
         try:
             if not course.interrupted:
                 self._pause()  # the start may have taken long
@@ -124,8 +129,12 @@ class Fitting:
             if course.refined is not None:
                 course.concepts = course.refined  # with the H and β of EM
             course.interrupted = True
-        if self._checkpoint is not None and not course.interrupted:
-            self._checkpoint.remove()
+        course.finished = not course.interrupted
+        if self._checkpoint is not None and course.finished:
+            if self._keep:
+                self._checkpoint.write(self._saved())
+            else:
+                self._checkpoint.remove()
         return course
 
     def _look_at(self, perturbed: Observations | None) -> None:
@@ -288,6 +297,8 @@ class Fitting:
         interrupted, found = False, {}
         if self._team.rank == 0:
             begin = start()
+            if begin.interrupted and self._team.size > 1:
+                raise KeyboardInterrupt
             interrupted, strength = begin.interrupted, torch.tensor(begin.prior.strength, dtype=torch.float64)
             found = begin.concepts.tensors() | {
                 "prior.covariance": begin.prior.covariance,
@@ -320,7 +331,8 @@ class Fitting:
 
     def _saved(self) -> Saved:
         course = self._course
-        numbers = {"steps": course.steps, "converged": course.converged, "rounds": course.rounds, "round": self._round}
+        numbers = {"steps": course.steps, "converged": course.converged, "rounds": course.rounds, "round": self._round,
+                   "finished": course.finished}  # fmt: skip
         bounds = torch.tensor([tuple(bound) for bound in course.bounds], dtype=torch.float64).reshape(-1, 3)
         common = course.concepts.tensors() | {
             "prior.covariance": course.prior.covariance,
@@ -353,6 +365,7 @@ class Fitting:
             bounds=[Bound(*row) for row in common["bounds"].tolist()],
             steps=numbers["steps"],
             converged=numbers["converged"],
+            finished=numbers.get("finished", False),
             rounds=numbers["rounds"],
             sums=Statistics.from_tensors(sums).map(lambda t: t.to(device)) if sums else None,
             refining=under("refining.", common) or None,

@@ -104,7 +104,7 @@ def _select(model: PACE, observations: Observations, settings: Settings, report:
             "n_concepts by hand"
         )
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
-    if found.n_concepts == 1:
+    elif found.n_concepts == 1:
         message = (
             "these images ask for one concept alone, which explains nothing; look at more, or set n_concepts by hand"
         )

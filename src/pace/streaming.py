@@ -118,7 +118,9 @@ class _Stream(Observations):
     def identity(self) -> str:
         images, perturb = self._pixels.images, self._perturb
         perturbation = "none" if perturb is None else getattr(perturb, "fingerprint", lambda: repr(perturb))()
-        return short_hash([self._backbone.fingerprint(), self._backbone.layer, images.fingerprint(), perturbation])
+        backbone = self._backbone
+        seen_by = [backbone.fingerprint(), backbone.layer, str(backbone.preprocessing)]
+        return short_hash([*seen_by, images.fingerprint(), perturbation])
 
     def batch(
         self,

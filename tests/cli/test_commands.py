@@ -210,6 +210,8 @@ def test_a_fit_on_extracted_observations_finds_the_same_concepts(elsewhere: Path
     direct = PACE.load(workshop / "fit" / "concepts.safetensors", device="cpu")
     np.testing.assert_allclose(np.sort(ours.means_, 0), np.sort(direct.means_, 0), atol=0.02)  # stored as float16
     assert record(elsewhere / "fit")["observations"] == str(elsewhere / "kept")
+    alone = invoke("fit", "--observations", "kept", *QUICK, "--no-pairs", "--json").document
+    assert alone["results"]["bound"][-1]["stability"] == 0
 
 
 def test_an_extraction_goes_on_in_its_folder_and_refuses_another_model(elsewhere: Path):

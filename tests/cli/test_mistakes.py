@@ -43,8 +43,13 @@ FIT = ("fit", "--images", "photos")
         (("fit", "--images", "color", "--model", "color", "--normalize", "half"), "the model color has its own"),
         (
             ("fit", "--observations", "seen", "--normalize", "half"),
-            "leave --architecture, --image-size and --normalize out",
+            "leave --normalize out",
         ),
+        (
+            ("fit", "--observations", "seen", "--limit", "5", "--layer", "0", "--cls", "--split", "test"),
+            "leave --layer, --cls, --split, --limit out",
+        ),
+        ((*FIT, *MODEL, "--concepts", "4", "--max-concepts", "9"), "--max-concepts is for --concepts auto"),
         (("finetune", "--images", "flat", *MODEL), "no labels"),
         (("explain", "nothing.jpg"), "nothing.jpg: no such picture"),
         (("explain", "flat/0.png", "--level", "90"), "between 0 and 1"),
@@ -150,6 +155,22 @@ def test_a_full_disk_is_one_line(pace: Pace, tmp_path: Path, monkeypatch: pytest
     assert outcome.code == 1
     assert "No space left on device" in outcome.error
     assert "make room" in outcome.error
+
+
+def test_what_was_learned_outlives_a_full_disk(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fit = (*FIT, *MODEL, *QUICK, "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("pace.explainer.PACE.save", full)
+        assert "make room, then run the same command again" in pace(*fit).error
+    monkeypatch.setattr("pace.fitting.Expectation.add", full)  # nothing is learned again
+    outcome = pace(*fit)
+    assert outcome.code == 0
+    assert "going on after" in outcome.out
+    assert (tmp_path / "run" / "concepts.safetensors").is_file()
+    assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 def test_missing_libraries_are_named_with_the_extra_that_has_them():

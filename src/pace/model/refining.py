@@ -33,6 +33,7 @@ from pace.model.gaussians import TiedGaussians
 from pace.model.inference import Weights
 from pace.model.learning import Concepts, Settings, distributions, fit_dirichlet
 from pace.model.objective import expected_log_theta
+from pace.modes import full_precision
 from pace.observations import Batch, Observations
 
 _SHARE, _FEWEST, _MOST = 32, 64, 192  # of the images, and images, that a step looks at
@@ -76,6 +77,8 @@ def images_in_step(n_images: int) -> int:
     return min(_MOST, max(_FEWEST, n_images // _SHARE))
 
 
+@full_precision()  # what a patch weighs beside its distance from a mean is a difference of large numbers
+@torch.enable_grad()
 def refine(
     observations: Observations,
     perturbed: Observations | None,
@@ -244,7 +247,7 @@ def _look(
         counts = _settled(evidence, weights, alpha, weights.count.sum(1, keepdim=True) / len(means), _SWEEPS)
         phi_bar = _counts(evidence, alpha + counts, weights) / patches.shape[1]
         if len(views) == 2:
-            some, seen = evidence[:, half], Weights.of(view.attention[:, half], "exact")
+            some, seen = evidence[:, half], _weights_of(view.attention[:, half])
             fewer = _settled(some, seen, alpha, counts * (len(half) / patches.shape[1]), _MORE_SWEEPS)
             phi_bars.append(_counts(some, alpha + fewer, seen) / len(half))
         else:
@@ -261,6 +264,11 @@ def _look(
             predictions = distributions(view.predictions).to(scores.dtype)
             faithfulness = faithfulness + (predictions * scores).sum(1).mean() / len(views)
     return Seen(torch.stack(phi_bars), torch.stack([embedding, faithfulness]), log_theta)
+
+
+def _weights_of(attention: Tensor) -> Weights:
+    """Of some patches of each image; alike where the image's attention is all on others."""
+    return Weights.of(torch.where(attention.sum(1, keepdim=True) > 0, attention, 1), "exact")
 
 
 def _unsteadiness(phi_bar: Tensor, perturbed: Tensor) -> Tensor:

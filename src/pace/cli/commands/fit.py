@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pace.model.selecting import Selection
     from pace.observations import Observations
 
+MAX_CONCEPTS = 600  # as the estimator's own
 _SHOWN = 10  # concepts in the table
 _CHECKPOINT = "checkpoint"  # folder in a run that is under way
 _GALLERY_SAMPLE = 4096
@@ -41,8 +42,14 @@ def fit(
     ] = None,
     concepts: options.Concepts = 100,
     max_concepts: Annotated[
-        int, typer.Option(min=1, metavar="K", help="Concepts at most that --concepts auto looks for.")
-    ] = 300,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="NUMBER",
+            help="Concepts at most that --concepts auto looks for.",
+            show_default=str(MAX_CONCEPTS),
+        ),
+    ] = None,
     covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.tied,
     updates: Annotated[
         options.Updates, typer.Option(help="Coordinate ascent, or the rules as the paper prints them.")
@@ -122,17 +129,24 @@ def fit(
     """
     if observations is not None and (images is not None or model is not None):
         raise Problem("--observations already says which images and model; leave --images and --model out")
-    if observations is not None and (architecture or image_size or normalize):
-        raise Problem("--observations says how its model sees; leave --architecture, --image-size and --normalize out")
+    if observations is not None:
+        said = {"architecture": architecture, "image-size": image_size, "normalize": normalize, "layer": layer,
+                "cls": cls, "probe": probe, "data-root": data_root, "split": split != "train", "limit": limit,
+                "skip-unreadable": skip_unreadable}  # fmt: skip
+        again = [f"--{name}" for name, value in said.items() if value is not None and value is not False]
+        if again:
+            raise Problem(f"--observations says what its images and model are; leave {', '.join(again)} out")
     if observations is None and (images is None or model is None):
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
+    if max_concepts is not None and concepts != "auto":
+        raise Problem(f"--max-concepts is for --concepts auto; found --concepts {concepts}")
     with team(device) as (where, several, leads):
         from pace.arguments import check_arguments
         from pace.explainer import PACE
 
         explainer = PACE(
             concepts,
-            max_concepts=max_concepts,
+            max_concepts=max_concepts or MAX_CONCEPTS,
             covariance=covariance.value,
             updates=updates.value,
             alpha=_alpha(alpha),
@@ -163,7 +177,7 @@ def fit(
 
         def learn(folder: Path | None) -> tuple[PACE, Views]:
             if earlier is not None:
-                views = stored(earlier)
+                views = stored(earlier) if pairs else Views(stored(earlier).observations, None)
             elif minibatch is not None or several:
                 views = look_later(
                     subject, opened, pairs=pairs, seed=seed, batch_size=batch_size, keep=minibatch is None
@@ -178,6 +192,7 @@ def fit(
                 perturbed=views.perturbed,
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
+                keep_checkpoint=True,  # until what was learned is on the disk
             )
             return learned, views
 
@@ -199,6 +214,9 @@ def fit(
             if learned.interrupted_:
                 unit = "minibatches" if learned.n_steps_ else "epochs"
                 raise KeyboardInterrupt(f"after {learned.n_iter_} {unit}; what was learned is in {run.folder}")
+    from pace.checkpoints import remove
+
+    remove(run.file(_CHECKPOINT))
     _show(run, learned.selection_)
     return run.record
 
@@ -290,7 +308,7 @@ def _show(run: Run, selection: Selection | None) -> None:
         if selection.n_concepts < concepts:
             say(f"the other {concepts - selection.n_concepts} of {concepts} concepts stay empty; --no-prune uses all")
         elif selection.n_concepts == selection.numbers.max():
-            say("larger numbers were not tried: set --concepts by hand if this is too few or too many", style="yellow")
+            say("larger numbers were not tried: raise --max-concepts, or set --concepts by hand", style="yellow")
         say()
     results = plain(run.record["results"])
     shares = results["shares"]
