@@ -2,8 +2,10 @@
 
     uv run python benchmarks/number_on_images.py --data-root DIR --dataset flower --backbone FILE [--device cuda]
     uv run python benchmarks/number_on_images.py --observations train.safetensors test.safetensors
+    uv run python benchmarks/number_on_images.py --observations RUN RUN --search 300 600
 
-The second form reads files that `--keep DIR` wrote. All fits: tied covariances, refine=0, the images as they are.
+The second form reads files that `--keep DIR` wrote, or runs of `pace extract`. With `--search` the number is only looked for,
+with so many concepts allowed. All fits: tied covariances, refine=0, the images as they are.
 
     auto        n_concepts="auto"
     held-out    of a few numbers the one with the best `score` on a sixth of the training images, learned from the others;
@@ -32,9 +34,12 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Backbone, Observations
+from pace.arguments import prior_strength_of, settings_of
 from pace.backbones import load
 from pace.images import CUB, Flower
 from pace.metrics import concepts_per_image, effective_concepts, faithfulness
+from pace.model.selecting import select
+from pace.store import ObservationStore
 
 DATASETS = {"flower": Flower, "cub": CUB}
 LOOKED_AT = 1000  # test images of which the patches are counted
@@ -100,13 +105,38 @@ def similarity(one: np.ndarray, other: np.ndarray) -> float:
     return float(cosines[linear_sum_assignment(-cosines)].mean())
 
 
+def centre_of(train: Observations) -> np.ndarray:
+    """The mean patch of some images, by attention."""
+    batch = train.batch(slice(None, None, -(-len(train) // LOOKED_AT)))
+    weights = batch.attention.float() / batch.attention.float().sum(1, keepdim=True)
+    return torch.einsum("mj,mjd->d", weights, batch.embeddings.float()).cpu().numpy() / len(weights)
+
+
+def search(train: Observations, allowed: list[int], seeds: int) -> None:
+    """What is found where so many are allowed, and how alike the seeds' concepts are before any fit goes on from them."""
+    settings, centre = settings_of(PACE(), train), centre_of(train)
+    strength = prior_strength_of(PACE(), train, settings)
+    print(
+        "\n| allowed | found, by seed | tried up to | CPU seconds | alike: means |\n|---|---|---|---|---|", flush=True
+    )
+    for most in allowed:
+        found, took = [], []
+        for seed in range(seeds):
+            began = time.process_time()
+            found.append(select(train, settings, covariance="tied", strength=strength, most=most, seed=seed))
+            took.append(time.process_time() - began)
+        means = [selection.means.cpu().numpy() - centre for selection in found]
+        alike = np.mean([similarity(a, b) for a, b in combinations(means, 2)] or [1.0])
+        cells = [[selection.n_concepts for selection in found], [int(max(selection.numbers)) for selection in found]]
+        told = [", ".join(map(str, cell)) for cell in [*cells, [f"{seconds:.0f}" for seconds in took]]]
+        print(f"| {most} | {' | '.join(told)} | {alike:.2f} |", flush=True)
+
+
 def report(way: str, choices: list[Choice], choosers: list[Chooser], test: Observations) -> str:
     """One row of the table, over all seeds."""
     train = choosers[0].train
     some = test[:: -(-len(test) // LOOKED_AT)]
-    batch = train.batch(slice(None, None, -(-len(train) // LOOKED_AT)))
-    weights = batch.attention.float() / batch.attention.float().sum(1, keepdim=True)
-    centre = torch.einsum("mj,mjd->d", weights, batch.embeddings.float()).cpu().numpy() / len(weights)
+    centre = centre_of(train)
     rows, means, shares = [], [], []
     for choice, chooser in zip(choices, choosers, strict=True):
         model = choice.model
@@ -143,6 +173,8 @@ def observe(arguments: argparse.Namespace) -> dict[str, Observations]:
 
 
 def read(path: str, device: str) -> Observations:
+    if Path(path).is_dir():
+        return on_device(ObservationStore.open(Path(path) / "original").observations(), device)
     parts = load_file(path)
     prefix = int(parts.pop("prefix_tokens", 1))  # files that do not say it are from when CLS counted
     return on_device(Observations(**parts, prefix_tokens=prefix), device)
@@ -177,6 +209,7 @@ def main() -> None:
     parser.add_argument("--numbers", type=int, nargs="+", default=[25, 50, 100, 200, 300])
     parser.add_argument("--by-hand", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--search", type=int, nargs="+", metavar="ALLOWED")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     if not arguments.observations and not (arguments.data_root and arguments.backbone):
@@ -193,6 +226,9 @@ def main() -> None:
     if arguments.keep:
         keep(arguments.keep, found)
     train, test = found["train"], found["test"]
+    if arguments.search:
+        search(train, arguments.search, arguments.seeds)
+        return
     fit(train[:64], 2, 0)  # what is slow the first time only
     choosers = [Chooser(train, arguments.numbers, seed) for seed in range(arguments.seeds)]
     ways = {
