@@ -350,7 +350,7 @@ class Fitting:
         own = {"chunk": torch.tensor(self._chunk.units)}
         if course.sums is not None:
             own |= {f"sums.{name}": tensor for name, tensor in course.sums.tensors().items()}
-        if course.memory is not None:
+        if course.memory is not None and not course.finished:
             own["memory"] = course.memory.state
         return Saved(numbers, common, own)
 
