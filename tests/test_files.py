@@ -1,5 +1,6 @@
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from planted import planted
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pace import PACE
+from pace import PACE, Observations
 
 DATA = planted(0, images=40)
 
@@ -31,6 +32,18 @@ def test_a_loaded_model_is_the_saved_one(tmp_path, parameters):
         np.testing.assert_array_equal(getattr(again, name), getattr(model, name))
     np.testing.assert_array_equal(again.explain(DATA.perturbed).phi, model.explain(DATA.perturbed).phi)
     assert os.listdir(tmp_path) == ["concepts.safetensors"]
+
+
+def test_a_loaded_model_knows_whether_cls_counted(tmp_path):
+    fitted().save(tmp_path / "m.safetensors")
+    model, seen = PACE.load(tmp_path / "m.safetensors"), DATA.observations
+    patches = Observations(seen.embeddings[:, 1:], seen.attention[:, 1:], seen.predictions, seen.grid)
+    assert (seen.prefix_tokens, patches.prefix_tokens) == (1, 0)
+    with pytest.warns(UserWarning, match="0 instead of 1 tokens before the patches count: count_cls"):
+        model.transform(patches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.transform(seen)
 
 
 def test_arrays_and_dtypes_among_the_parameters_survive(tmp_path):

@@ -189,6 +189,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _statistics: Statistics | None
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int
+    prefix_tokens_: int | None = None  # that counted beside the patches; None where an older file does not say it
     _interrupted_start: dict[str, Any] | None = None  # of a fit that Ctrl-C ended; the same call goes on with it
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -452,6 +453,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
         if predictions and known and observations.n_classes not in (0, known):
             raise ValueError(f"predictions have {observations.n_classes} classes; the model was fitted with {known}")
+        if self.prefix_tokens_ not in (None, observations.prefix_tokens):
+            before = f"{observations.prefix_tokens} instead of {self.prefix_tokens_}"
+            message = (
+                f"{before} tokens before the patches count: count_cls of the backbone is not as when this was fitted"
+            )
+            warnings.warn(message, UserWarning, stacklevel=4)
 
     def _check_unchanged(self, observations: Observations) -> None:
         """What shaped the concepts cannot change between batches: parameters, and whether there are predictions."""
@@ -485,7 +492,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         weight = None if self._statistics is None else self._statistics.moments["weight"]
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
-        self.n_features_in_ = observations.dim
+        self.n_features_in_, self.prefix_tokens_ = observations.dim, observations.prefix_tokens
 
 
 def _numpy(tensor: Tensor, dtype: torch.dtype | None = None) -> Array:

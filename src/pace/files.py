@@ -47,6 +47,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
         "updates": model.updates_,
         "prior_strength": prior.strength,
         "n_steps": model.n_steps_,
+        "prefix_tokens": model.prefix_tokens_,
         "converged": model.converged_,
         "interrupted": model.interrupted_,
     }
@@ -91,5 +92,6 @@ def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor
     model.concept_weights_ = tensors["concept_weights"].numpy()
     model.n_iter_, model.n_steps_ = len(model.lower_bounds_), header["n_steps"]
     model.converged_, model.interrupted_ = header["converged"], header["interrupted"]
+    model.prefix_tokens_ = header.get("prefix_tokens")
     model.n_features_in_ = model._concepts.gaussians.means.shape[1]
     return model
