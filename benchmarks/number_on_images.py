@@ -56,8 +56,8 @@ class Choice:
 class Chooser:
     """Ways to choose K with one seed. A fit that two ways need is made once, and its seconds count for both."""
 
-    def __init__(self, train: Observations, numbers: list[int], seed: int):
-        self.train, self.numbers, self.seed = train, numbers, seed
+    def __init__(self, train: Observations, numbers: list[int], seed: int, allowed: int):
+        self.train, self.numbers, self.seed, self.allowed = train, numbers, seed, allowed
         order = np.random.default_rng(seed).permutation(len(train))
         cut = len(train) // 6
         self.held_out, self.others = train[np.sort(order[:cut])], train[np.sort(order[cut:])]
@@ -69,7 +69,7 @@ class Chooser:
         return self._fits[number]
 
     def auto(self) -> Choice:
-        return fit(self.train, "auto", self.seed)
+        return fit(self.train, "auto", self.seed, max_concepts=self.allowed)
 
     def by_held_out(self) -> Choice:
         began = time.perf_counter()
@@ -92,9 +92,9 @@ class Chooser:
         return images * model.score(self.train) - parameters / 2 * np.log(images * self.train.n_tokens)
 
 
-def fit(observations: Observations, number: int | str, seed: int) -> Choice:
+def fit(observations: Observations, number: int | str, seed: int, **options: int) -> Choice:
     began = time.perf_counter()
-    model = PACE(number, refine=0, seed=seed, progress=False).fit(observations)
+    model = PACE(number, refine=0, seed=seed, progress=False, **options).fit(observations)
     return Choice(model, time.perf_counter() - began)
 
 
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--keep", help="folder for the observations")
     parser.add_argument("--limit", type=int, help="images of each split at most")
     parser.add_argument("--numbers", type=int, nargs="+", default=[25, 50, 100, 200, 300])
+    parser.add_argument("--max-concepts", type=int, default=PACE().max_concepts, help="that auto looks for")
     parser.add_argument("--by-hand", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--search", type=int, nargs="+", metavar="ALLOWED")
@@ -230,7 +231,7 @@ def main() -> None:
         search(train, arguments.search, arguments.seeds)
         return
     fit(train[:64], 2, 0)  # what is slow the first time only
-    choosers = [Chooser(train, arguments.numbers, seed) for seed in range(arguments.seeds)]
+    choosers = [Chooser(train, arguments.numbers, seed, arguments.max_concepts) for seed in range(arguments.seeds)]
     ways = {
         "auto": Chooser.auto,
         f"by hand, {arguments.by_hand}": lambda chooser: chooser.fixed(arguments.by_hand),
