@@ -121,7 +121,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self,
         n_concepts: int | str = 100,
         *,
-        max_concepts: int = 600,
+        max_concepts: int = 300,
         covariance: str = "tied",
         updates: str = "exact",
         alpha: Any = "learn",

@@ -257,7 +257,7 @@ def test_bad_arguments_are_refused():
         select(observations, settings_of(PACE(updates="paper"), observations))
     with pytest.raises(ValueError, match="start=0"):
         find(observations, start=0)
-    with pytest.raises(ValueError, match="found start=100, most=600, blur=1"):
+    with pytest.raises(ValueError, match="found start=100, most=300, blur=1"):
         find(observations, blur=1.0)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pace.model.selecting import Selection
     from pace.observations import Observations
 
-MAX_CONCEPTS = 600  # as the estimator's own
+MAX_CONCEPTS = 300  # as the estimator's own
 _SHOWN = 10  # concepts in the table
 _CHECKPOINT = "checkpoint"  # folder in a run that is under way
 _GALLERY_SAMPLE = 4096

@@ -92,7 +92,7 @@ def select(
     covariance: str = "tied",
     strength: float = 1.0,
     start: int = 100,
-    most: int = 600,
+    most: int = 300,
     blur: float = 0.25,
     seed: int = 0,
     report: Callable[[Move], object] = lambda move: None,
