@@ -63,11 +63,11 @@ def refined() -> PACE:
 
 def test_concepts_that_served_the_loudest_directions_come_to_serve_the_prediction(plain, refined):
     assert faithful(plain) < 0.75
-    assert faithful(refined) > faithful(plain) + 0.2
+    assert faithful(refined) > 0.9
 
 
 def test_a_perturbed_view_keeps_more_of_its_concepts(plain, refined):
-    assert moved(refined) < 0.75 * moved(plain)
+    assert moved(refined) < 0.5 * moved(plain)
 
 
 def test_the_weighted_sum_of_the_terms_rises(refined):

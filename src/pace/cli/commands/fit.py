@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pace.model.selecting import Selection
     from pace.observations import Observations
 
-MAX_CONCEPTS = 300  # as the estimator's own
 _SHOWN = 10  # concepts in the table
 _CHECKPOINT = "checkpoint"  # folder in a run that is under way
 _GALLERY_SAMPLE = 4096
@@ -47,7 +46,7 @@ def fit(
             min=1,
             metavar="NUMBER",
             help="Concepts at most that --concepts auto looks for.",
-            show_default=str(MAX_CONCEPTS),
+            show_default="300",
         ),
     ] = None,
     covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.tied,
@@ -146,7 +145,6 @@ def fit(
 
         explainer = PACE(
             concepts,
-            max_concepts=max_concepts or MAX_CONCEPTS,
             covariance=covariance.value,
             updates=updates.value,
             alpha=_alpha(alpha),
@@ -160,6 +158,8 @@ def fit(
             seed=seed,
             device=where.type if where.index is None else str(where),
         )
+        if max_concepts is not None:
+            explainer.set_params(max_concepts=max_concepts)
         check_arguments(explainer)  # before minutes go into looking at images
         earlier: Run | None = None
         if observations is not None:
