@@ -47,6 +47,18 @@ def test_the_planted_number_is_found_from_few_cells_and_from_many(number, start)
     assert np.linalg.norm(means[:, None] - found.means.numpy(), axis=2).min(1).max() < 2.0
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_images_with_a_shift_of_their_own_are_no_concepts_however_many_are_allowed(seed):
+    """The sketch takes more cells the more are allowed, and patches are worth the same all the same."""
+    observations, _ = plant(seed, 6, dim=16, images=200)
+    rng = np.random.default_rng(seed)
+    shift = 2.5 * rng.normal(size=(200, 1, 2)) @ np.linalg.qr(rng.normal(size=(16, 2)))[0].T
+    shifted = Observations(observations.embeddings + shift.astype(np.float32), observations.attention)
+    found = [find(shifted, most=most).n_concepts for most in (20, 60, 300)]
+    assert max(found) - min(found) <= 1
+    assert 4 <= min(found) <= max(found) <= 10
+
+
 def blended(seed):
     """Few images of clouds that run into each other, shifted from image to image."""
     rng = np.random.default_rng(seed)

@@ -37,6 +37,14 @@ def test_correlated_patches_count_as_the_independent_ones_that_would_fix_a_mean_
     assert worth(one_concept(correlation), np.zeros((1, DIM))) == pytest.approx(expected, rel=0.1)
 
 
+def test_patches_count_as_they_are_alike_in_the_direction_in_which_they_differ_most():
+    """There a concept would be cut into images. All eight directions together have a correlation of a third."""
+    rng = np.random.default_rng(3)
+    patches = rng.normal(size=(IMAGES, TOKENS, DIM))
+    patches[:, :, 0] += 2 * rng.normal(size=(IMAGES, 1))
+    assert worth(patches, np.zeros((1, DIM))) == pytest.approx(TOKENS / (1 + (TOKENS - 1) * 0.8), rel=0.1)
+
+
 def test_to_be_of_the_same_concept_is_no_correlation():
     rng = np.random.default_rng(1)
     means = 10 * rng.normal(size=(3, DIM))

@@ -30,10 +30,41 @@ def halves(x: Tensor, weights: Tensor, concept: Tensor, number: int, *, white: b
     """
     starts = torch.searchsorted(concept, torch.arange(number + 1, device=x.device)).tolist()
     ways = []
-    for first, last in _runs(starts, max(1, _AT_ONCE.get(x.device.type, x.numel()) // x.shape[1])):
+    for first, last in _runs(starts, _rows_at_once(x)):
         rows = slice(starts[first], starts[last])
         ways.append(_halves(x[rows], weights[rows], Grouping(concept[rows] - first, last - first), white))
     return [torch.cat(way) for way in zip(*ways, strict=True)]
+
+
+def along_widest(x: Tensor, weights: Tensor, by: Grouping) -> Tensor:
+    """Where each patch lies (n,) from the mean of its group, in the direction in which the group varies most."""
+    starts, ordered = by.starts.tolist(), by.group[by.order]
+    places = torch.empty_like(x[:, 0])
+    for first, last in _runs(starts, _rows_at_once(x)):
+        rows = by.order[starts[first] : starts[last]]
+        some = Grouping(ordered[starts[first] : starts[last]] - first, last - first)
+        centred = _centred(x[rows], weights[rows], some)
+        if len(centred):
+            farthest = some.ranked(centred.square().sum(1))[(some.starts[1:] - 1).clamp_min(0)]
+            axes = _principal_axes(centred, weights[rows], some, centred[farthest])
+            places[rows] = (centred * axes[some.group]).sum(1)
+    return places
+
+
+def _rows_at_once(x: Tensor) -> int:
+    return max(1, _AT_ONCE.get(x.device.type, x.numel()) // x.shape[1])
+
+
+def _centred(x: Tensor, weights: Tensor, by: Grouping) -> Tensor:
+    held = by.totals(weights).clamp_min(1e-300)
+    return x - (by.sums(x, weights) / held[:, None]).to(x.dtype)[by.group]
+
+
+def _principal_axes(x: Tensor, weights: Tensor, by: Grouping, axes: Tensor) -> Tensor:
+    """Of every group (number, d), from some directions."""
+    for _ in range(_POWER_STEPS):
+        axes = normalize(by.sums(x, weights * (x * axes[by.group]).sum(1)), dim=1)
+    return axes
 
 
 def _runs(starts: list[int], rows: int) -> Iterator[tuple[int, int]]:
@@ -47,7 +78,7 @@ def _runs(starts: list[int], rows: int) -> Iterator[tuple[int, int]]:
 
 def _halves(x: Tensor, weights: Tensor, by: Grouping, white: bool) -> list[Tensor]:
     held = by.totals(weights).clamp_min(1e-300)
-    x = x - (by.sums(x, weights) / held[:, None]).to(x.dtype)[by.group]
+    x = _centred(x, weights, by)
     radius = x.square().sum(1)
 
     def along(directions: Tensor) -> Tensor:
@@ -63,9 +94,7 @@ def _halves(x: Tensor, weights: Tensor, by: Grouping, white: bool) -> list[Tenso
     far = middle + _ODD * middle_of((radius - middle[by.group]).abs())
     odd = weights * (radius >= torch.minimum(far, radius[farthest])[by.group])
     strange = by.sums(x, odd) / by.totals(odd).clamp_min(1e-300)[:, None].to(x.dtype)
-    axis = x[farthest]
-    for _ in range(_POWER_STEPS):
-        axis = normalize(by.sums(x, weights * along(axis)), dim=1)
+    axis = _principal_axes(x, weights, by, x[farthest])
 
     def nearer(mean: Tensor) -> Tensor:
         """To this mean than to that of all, which is the origin."""

@@ -6,8 +6,10 @@ images are looked at, and all of them together count as the patches that would s
 
     Σ_c (Σ w)² / ((1 - ρ) Σ w² + ρ (Σ w)²)    w: weights of the patches of a cell c, which one concept holds of one image
 
-ρ is the correlation of two patches of a cell around the mean of their concept, by analysis of variance. Without it, and with
-equal weights, a cell counts as the patches it has; with ρ = 1 as one. A patch with the weight of several counts as one, too.
+ρ is the correlation of two patches of a cell around the mean of their concept, by analysis of variance, along the direction in
+which the concept varies most: that is where it would be cut in two. (In all directions together it would be too small: images
+differ in a few of them.) Without it, and with equal weights, a cell counts as the patches it has; with ρ = 1 as one. A patch
+with the weight of several counts as one, too.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from torch import Tensor
 
 from pace.model.inference import Weights
 from pace.model.learning import Settings
+from pace.model.selecting.grouping import Grouping
+from pace.model.selecting.halving import along_widest
 from pace.observations import Observations
 
 _PATCHES = 1 << 15  # at least, if there are so many
@@ -80,13 +84,15 @@ class Sample:
 
     def discounted(self, means: Tensor, white: Tensor) -> Sample:
         """With as much weight as the patches are worth, if concepts are about there. Times `white` they have unit spread."""
-        images, tokens = self.observations.shape[:2]
-        x, means = self.x @ white, means @ white
+        (images, tokens), number = self.observations.shape[:2], len(means)
         rows = (self.weights > 0).nonzero().squeeze(1)
-        owner = torch.cdist(x[rows], means).argmin(1)
-        filled, cell = torch.unique(rows // tokens * len(means) + owner, return_inverse=True)
-        alike = _correlation(x[rows].double(), owner, cell, filled % len(means), len(means)) if images > 1 else 0.0
-        weights = self.weights[rows].double()
+        x, means, weights = self.x[rows] @ white, means @ white, self.weights[rows].double()
+        owner = torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)
+        filled, cell = torch.unique(rows // tokens * number + owner, return_inverse=True)
+        alike = 0.0
+        if images > 1:
+            places = along_widest(x, self.weights[rows], Grouping(owner, number)).double()
+            alike = _correlation(places, owner, cell, filled % number, number)
         total = weights.new_zeros(len(filled)).index_add_(0, cell, weights).square()
         squares = weights.new_zeros(len(filled)).index_add_(0, cell, weights.square())
         worth = (total / ((1 - alike) * squares + alike * total)).sum() / weights.sum()
@@ -103,18 +109,18 @@ def _first_of_each(rows: Tensor) -> Tensor:
 def _correlation(x: Tensor, owner: Tensor, cell: Tensor, concept: Tensor, number: int) -> float:
     """ρ of the concept in the middle, by number of patches: that a few concepts are still several in one does not matter.
 
-    `owner` and `cell` of every patch, `concept` of every cell. For a concept, from the mean squares within and between its
-    cells; of one that a single image has, all patches say the same.
+    `x` (n,), `owner` and `cell` of every patch, `concept` of every cell. For a concept, from the mean squares within and
+    between its cells; of one that a single image has, all patches say the same.
     """
 
     def summed(rows: Tensor, where: Tensor, groups: int) -> Tensor:
         return rows.new_zeros(groups, *rows.shape[1:]).index_add_(0, where, rows)
 
-    size, first = summed(torch.ones_like(x[:, 0]), cell, len(concept)), summed(x, cell, len(concept))
-    by_cell = torch.stack([torch.ones_like(size), size, size.square(), first.square().sum(1) / size], 1)
-    cells, patches, squared, of_cells = summed(by_cell, concept, number).T
-    of_concepts = summed(first, concept, number).square().sum(1) / patches.clamp_min(1)
-    within = (summed(x.square().sum(1), owner, number) - of_cells) / (patches - cells).clamp_min(1)
+    size, first = summed(torch.ones_like(x), cell, len(concept)), summed(x, cell, len(concept))
+    by_cell = torch.stack([torch.ones_like(size), size, size.square(), first.square() / size, first], 1)
+    cells, patches, squared, of_cells, sums = summed(by_cell, concept, number).T
+    of_concepts = sums.square() / patches.clamp_min(1)
+    within = (summed(x.square(), owner, number) - of_cells) / (patches - cells).clamp_min(1)
     between = (of_cells - of_concepts) / (cells - 1).clamp_min(1)
     typical = (patches - squared / patches.clamp_min(1)) / (cells - 1).clamp_min(1)  # patches of a cell
     shared = ((between - within) / typical.clamp_min(1)).clamp_min(0)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.model.learning import Settings
-from pace.model.selecting.evidence import EVIDENCE, whitening
-from pace.model.selecting.evidence import covariance as covariance_of
+from pace.model.selecting.evidence import EVIDENCE
 from pace.model.selecting.sampling import Sample
 from pace.model.selecting.search import Move, Partition, Search
 from pace.model.selecting.sketching import sketch
@@ -123,16 +122,12 @@ def select(
         raise ValueError(f"expected start, most ≥ 1 and 0 ≤ blur < 1; found start={start}, most={most}, blur={blur}")
     rng = np.random.default_rng(seed)
     sample = Sample.draw(observations, settings, rng)
-    means = sketch(sample.x, sample.weights, start, most, blur, rng)
-    spread = covariance_of(sample.x, sample.weights)
-    nearest = means[torch.cdist(sample.x, means).argmin(1)]
-    within = covariance_of(sample.x - nearest, sample.weights) + blur * spread
-    sample = sample.discounted(means, whitening(within).to(sample.x.dtype))
+    drawn = sketch(sample, start, most, blur, rng)
     kind, family = EVIDENCE[covariance]
-    evidence = kind(spread, blur, within)
-    strength = strength / len(means) if family == "tied" else strength
-    search = Search(sample, evidence, family, strength, most, settings, report)
-    found = search.run(means)
+    evidence = kind(drawn.spread, blur, drawn.within)
+    strength = strength / len(drawn.means) if family == "tied" else strength
+    search = Search(drawn.sample, evidence, family, strength, most, settings, report)
+    found = search.run(drawn.means)
     losses, order = _evidence_of(search, found).sort(descending=True, stable=True)
     curve = _curve(search, found)
     return Selection(
@@ -142,7 +137,7 @@ def select(
         bounds=torch.tensor([curve[number] for number in sorted(curve)], dtype=torch.float64),
         moves=tuple(search.moves),
         images=len(sample.observations),
-        worth=float(sample.weights.sum()) / len(sample.observations),
+        worth=float(drawn.sample.weights.sum()) / len(sample.observations),
     )
 
 
@@ -150,7 +145,7 @@ def first_guess(observations: Observations, settings: Settings, most: int, seed:
     """Means (K, d) of a sketch of the patches, `most` at most. The search goes on from such a sketch, and takes long."""
     rng = np.random.default_rng(seed)
     sample = Sample.draw(observations, settings, rng)
-    return sketch(sample.x, sample.weights, most, most, blur, rng) + sample.offset
+    return sketch(sample, most, most, blur, rng).means + sample.offset
 
 
 def _evidence_of(search: Search, found: Partition) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,46 +12,95 @@ from pace.model.gaussians import Sums
 from pace.model.seeding import spread_out
 from pace.model.selecting.evidence import SharedCovariance, covariance, whitening
 from pace.model.selecting.grouping import Grouping
+from pace.model.selecting.sampling import Sample
 
 _PATCHES_PER_CELL, _SEEDS_PER_CELL, _LEAST_PATCHES = 20, 8, 6000  # that make cells, and that they may start from
 _CELLS_PER_CONCEPT = 4  # so many more cells than concepts, or merging could not have found them
+_CELLS_TO_BEGIN = 8  # likewise, if a few cells are to decide
 _FEW = 24  # cells that tell whether there are only a few concepts
 _LLOYD_ROUNDS = 3
+_WEIGHINGS = 10  # at most
+_LEAST_BLUR = 1e-4  # above what rounding does to a covariance
+_NEARLY_ALL = 0.9  # of their weight, with which patches make the same concepts as with all of it
 _AT_ONCE = 10  # one merge in so many cells before the next look
 
 
-def sketch(x: Tensor, weights: Tensor, start: int, most: int, blur: float, rng: np.random.Generator) -> Tensor:
-    """Means (K, d) of the best partition on the path with at most so many concepts, by the evidence of the cells' sums.
+class Sketch(NamedTuple):
+    """Concepts, and what patches are worth if there are these."""
+
+    means: Tensor  # (K, d)
+    sample: Sample  # its weights
+    spread: Tensor  # (d, d) covariance of all patches
+    within: Tensor  # (d, d) around the concepts, blur included
+
+
+def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Generator) -> Sketch:
+    """The best partition on the path with at most so many concepts, by the evidence of the cells' sums.
 
     The path goes on through merges that lose: single cells of a cloud may look like concepts of their own while halves of it
     do not. If the best partition is made of nearly as many concepts as there are cells, there are too few cells. A few are
-    looked at first, for that may be all it takes, and `start` of them next.
+    looked at first, for that may be all it takes, and `start` of them next. These make cells of the patches as they are, and
+    of patches with all directions alike, since a few wide ones would hide what the others tell; the better way goes on.
     """
+    x, weights = sample.x, sample.weights
+    overall = covariance(x, weights)
     order = torch.as_tensor(rng.permutation(len(x)), device=x.device)
     limit = max(1, min(len(x) // _CELLS_PER_CONCEPT, _CELLS_PER_CONCEPT * max(most, start)))
     cells = min(start, _FEW, limit)
-    # Cells of patches as they are, and with all directions alike: a few wide ones would hide what the others tell.
-    ways = {"as they are", "all alike"}
+    ways = ["all alike", "as they are"]
     while True:
         some = order[: max(_LEAST_PATCHES, _PATCHES_PER_CELL * cells)]
         patches, held = x[some], weights[some]
         spread = covariance(patches, held)
-        evidence = SharedCovariance(spread, blur, spread)
+        white = whitening(spread).to(x.dtype)
         found = {}
-        for way in sorted(ways):
-            seen = patches if way == "as they are" else patches @ whitening(spread).to(patches.dtype)
-            found[way] = _best_on_path(evidence.blurred(_cells(seen, patches, held, cells, rng)), evidence, most)
-        better = max(found, key=lambda way: found[way][0])
-        best = found[better][1]
-        number = len(best["weight"])
-        # What is rare hides in a few cells: the first look decides only if it finds very few.
-        enough = _CELLS_PER_CONCEPT * number * (2 if cells < start else 1)
-        if enough <= cells or cells >= limit:
-            return (best["first"] / best["weight"][:, None]).to(x.dtype)
-        if cells >= _FEW:
-            ways = {better}
-        cells = max(2 * cells, _CELLS_PER_CONCEPT * number, start)
-        cells = cells if 2 * cells <= limit else limit  # a look with hardly more cells would tell nothing new
+        for way in ways:
+            seen = patches if way == "as they are" else patches @ white
+            found[way] = _cells(seen, patches, held, cells, rng)
+        concept = torch.arange(len(found[ways[-1]]["weight"]), device=x.device)
+        if len(ways) > 1:
+            evidence = SharedCovariance(spread, blur, spread)
+            paths = {way: _best_on_path(evidence.blurred(found[way]), evidence, most) for way in ways}
+            ways = sorted(ways, key=lambda way: paths[way].bound)
+            concept, number = paths[ways[-1]].concept, paths[ways[-1]].number
+            # What is rare hides in a few cells: the first look decides only if it finds very few.
+            if cells < min(start, limit) and _CELLS_TO_BEGIN * number > cells:
+                cells = min(start, limit)
+                continue
+        means = _means(found[ways[-1]], x.dtype)
+        cell = _nearest(x, means) if ways[-1] == "as they are" else _nearest(x @ white, means @ white)
+        drawn = _weighed(sample, overall, cell, concept, most, blur)
+        number = len(drawn.means)
+        if _CELLS_PER_CONCEPT * number <= cells or cells >= limit:
+            return drawn
+        ways = ways[-1:]
+        cells = min(max(2 * cells, _CELLS_PER_CONCEPT * number), limit)
+
+
+def _weighed(sample: Sample, spread: Tensor, cell: Tensor, concept: Tensor, most: int, blur: float) -> Sketch:
+    """From the covariance of all patches, the cell of each (n,), and the concept that a cell is part of at first (C,).
+
+    What patches are worth depends on the concepts, and which concepts there are on what patches are worth: both in turn, until
+    the number stays. So it hardly matters how many cells there were.
+    """
+    x, evidence = sample.x, SharedCovariance(spread, blur, spread)
+    filled, cell = torch.unique(cell, return_inverse=True)
+    sums = _moments(Grouping(cell, len(filled)), x, sample.weights)
+    path = Path(-np.inf, torch.unique(concept[filled], return_inverse=True)[1])
+    for _ in range(_WEIGHINGS):
+        held, before = evidence.regrouped(sums, path.concept, path.number), path.number
+        means = _means(held, torch.float64)
+        within = (1 + max(blur, _LEAST_BLUR)) * spread - (means * held["weight"][:, None]).T @ means / held[
+            "weight"
+        ].sum()
+        weighed = sample.discounted(means.to(x.dtype), whitening(within).to(x.dtype))
+        worth = weighed.weights.sum(dtype=torch.float64) / sums["weight"].sum()
+        if worth > _NEARLY_ALL and before < len(filled):
+            break
+        path = _best_on_path(evidence.blurred({name: worth * part for name, part in sums.items()}), evidence, most)
+        if path.number == before:
+            break
+    return Sketch(_means(evidence.regrouped(sums, path.concept, path.number), x.dtype), weighed, spread, within)
 
 
 def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> Sums:
@@ -57,23 +108,46 @@ def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.rand
     some = max(_LEAST_PATCHES, _SEEDS_PER_CELL * cells)  # they come in random order
     means = x[spread_out(x[:some], weights[:some], cells, rng)]
     for _ in range(_LLOYD_ROUNDS + 1):
-        by = Grouping(torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1), len(means))
+        by = Grouping(_nearest(x, means), len(means))
         size = by.totals(weights)
         means = torch.where(size[:, None] > 0, by.sums(x, weights) / size.to(x.dtype).clamp_min(1e-30)[:, None], means)
-    filled = size > 0
-    return {"weight": size[filled], "first": by.sums(patches, weights)[filled].double()}
+    return {name: part[size > 0] for name, part in _moments(by, patches, weights).items()}
 
 
-def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> tuple[float, Sums]:
-    best, best_bound = sums, -np.inf
+def _nearest(x: Tensor, means: Tensor) -> Tensor:
+    return torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)
+
+
+def _moments(by: Grouping, x: Tensor, weights: Tensor) -> Sums:
+    return {"weight": by.totals(weights), "first": by.sums(x, weights).double()}
+
+
+def _means(sums: Sums, dtype: torch.dtype) -> Tensor:
+    return (sums["first"] / sums["weight"].clamp_min(1e-300)[:, None]).to(dtype)
+
+
+class Path(NamedTuple):
+    """The best partition on a path of merges."""
+
+    bound: float
+    concept: Tensor  # (C,) that every cell is part of
+
+    @property
+    def number(self) -> int:
+        return int(self.concept.max()) + 1
+
+
+def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> Path:
+    concept = torch.arange(len(sums["weight"]), device=sums["weight"].device)
+    best = Path(-np.inf, concept)
     while True:
         weight = sums["weight"]
         k = len(weight)
         bound = float(evidence.total(sums) + torch.xlogy(weight, weight / weight.sum()).sum())
-        if bound > best_bound and k <= most:
-            best, best_bound = sums, bound
+        if bound > best.bound and k <= most:
+            best = Path(bound, concept)
         if k == 1:
-            return best_bound, best
+            return best
         a, b = torch.triu_indices(k, k, 1, device=weight.device)
         gains = evidence.merge_gains(sums, torch.stack([a, b], 1)) + _mixing_gain(weight[a], weight[b])
         table = weight.new_full((k, k), -torch.inf)
@@ -85,7 +159,7 @@ def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> tuple[fl
         mutual = mutual[value[mutual].argsort(descending=True)][: max(1, gaining, k // _AT_ONCE)]
         every[partner[mutual]] = mutual
         _, group = torch.unique(every, return_inverse=True)
-        sums = evidence.regrouped(sums, group, k - len(mutual))
+        sums, concept = evidence.regrouped(sums, group, k - len(mutual)), group[concept]
 
 
 def _mixing_gain(n_a: Tensor, n_b: Tensor) -> Tensor:
