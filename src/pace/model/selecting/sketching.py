@@ -63,9 +63,10 @@ def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Ge
             paths = {way: _best_on_path(evidence.blurred(found[way]), evidence, most) for way in ways}
             ways = sorted(ways, key=lambda way: paths[way].bound)
             concept, number = paths[ways[-1]].concept, paths[ways[-1]].number
-            # What is rare hides in a few cells: the first look decides only if it finds very few.
-            if cells < min(start, limit) and _CELLS_TO_BEGIN * number > cells:
-                cells = min(start, limit)
+            # What is rare hides in a few cells: before there are `start` of them they decide only if they find very few.
+            needed = (_CELLS_TO_BEGIN if cells < start else _CELLS_PER_CONCEPT) * number
+            if cells < min(max(start, _FEW), limit) and cells < needed:
+                cells = min(start if cells < start else 2 * cells, limit)
                 continue
         means = _means(found[ways[-1]], x.dtype)
         cell = _nearest(x, means) if ways[-1] == "as they are" else _nearest(x @ white, means @ white)
