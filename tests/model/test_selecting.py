@@ -59,6 +59,32 @@ def test_images_with_a_shift_of_their_own_are_no_concepts_however_many_are_allow
     assert 4 <= min(found) <= max(found) <= 10
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("number", "dim", "dtype"), [(3, 8, "float32"), (6, 32, "float32"), (6, 32, "float64")])
+def test_patches_that_are_exactly_the_same_are_one_concept(number, dim, dtype, seed):
+    """As padding and plain backgrounds are: nothing varies, and rounding must not be taken for what does."""
+    rng = np.random.default_rng(seed)
+    patches = rng.normal(size=(number, dim))[rng.integers(number, size=(60, 10))].astype(dtype)
+    observations = Observations(patches, np.ones((60, 10), dtype))
+    found = select(observations, settings_of(PACE(device="cpu", dtype=dtype), observations))
+    assert 1 <= found.n_concepts <= number
+    assert 1 <= found.worth <= 10.001
+
+
+def test_patches_without_attention_make_no_concepts():
+    """Hardly any patch has attention: three in thirty thousand here."""
+    patches = np.random.default_rng(0).normal(size=(3, 10000, 2)).astype(np.float32)
+    attention = np.zeros((3, 10000), np.float32)
+    attention[:, 0] = 1
+    assert find(Observations(patches, attention)).n_concepts <= 3
+
+
+def test_too_few_patches_for_covariances_of_their_own_say_so():
+    patches = np.random.default_rng(0).normal(size=(10, 10, 200)).astype(np.float32)
+    with pytest.raises(ValueError, match=r"100 patches of 200 dimensions .* set n_concepts by hand"):
+        find(Observations(patches, np.ones((10, 10), np.float32)), covariance="full")
+
+
 def blended(seed):
     """Few images of clouds that run into each other, shifted from image to image."""
     rng = np.random.default_rng(seed)

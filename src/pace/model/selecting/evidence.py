@@ -246,7 +246,7 @@ def covariance(x: Tensor, weights: Tensor) -> Tensor:
     wide = x.double() * weights.double().sqrt()[:, None]
     second = wide.T @ wide / weights.sum(dtype=torch.float64)
     scale = second.diagonal().mean()
-    least = 8 * torch.finfo(x.dtype).eps * torch.where(scale > 0, scale, torch.ones_like(scale))
+    least = max(8 * torch.finfo(x.dtype).eps, 1e-10) * torch.where(scale > 0, scale, torch.ones_like(scale))
     return second + least * torch.eye(len(second), dtype=torch.float64, device=x.device)
 
 

@@ -30,6 +30,7 @@ from pace.observations import Observations
 _PATCHES = 1 << 15  # at least, if there are so many
 _TOKENS = 16  # of an image, at least, rather than those of more images: its mixture has to be seen
 _VALUES_AT_ONCE = 1 << 26  # read from the images
+_EXACT = 1e-6  # variance, of what has about one, that rounding makes of patches that are the same
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,11 @@ def _correlation(x: Tensor, owner: Tensor, cell: Tensor, concept: Tensor, number
     by_cell = torch.stack([torch.ones_like(size), size, size.square(), first.square() / size, first], 1)
     cells, patches, squared, of_cells, sums = summed(by_cell, concept, number).T
     of_concepts = sums.square() / patches.clamp_min(1)
-    within = (summed(x.square(), owner, number) - of_cells) / (patches - cells).clamp_min(1)
+    within = ((summed(x.square(), owner, number) - of_cells) / (patches - cells).clamp_min(1)).clamp_min(0)
     between = (of_cells - of_concepts) / (cells - 1).clamp_min(1)
     typical = (patches - squared / patches.clamp_min(1)) / (cells - 1).clamp_min(1)  # patches of a cell
     shared = ((between - within) / typical.clamp_min(1)).clamp_min(0)
-    rho = torch.where(cells > 1, shared / (shared + within).clamp_min(1e-300), 1.0)
+    rho = torch.where(cells > 1, shared / (shared + within).clamp_min(_EXACT), 1.0)
     told = patches > cells
     if not bool(told.any()):
         return 0.0

@@ -122,12 +122,18 @@ def select(
         raise ValueError(f"expected start, most ≥ 1 and 0 ≤ blur < 1; found start={start}, most={most}, blur={blur}")
     rng = np.random.default_rng(seed)
     sample = Sample.draw(observations, settings, rng)
-    drawn = sketch(sample, start, most, blur, rng)
     kind, family = EVIDENCE[covariance]
-    evidence = kind(drawn.spread, blur, drawn.within)
-    strength = strength / len(drawn.means) if family == "tied" else strength
-    search = Search(drawn.sample, evidence, family, strength, most, settings, report)
-    found = search.run(drawn.means)
+    try:
+        drawn = sketch(sample, start, most, blur, rng)
+        evidence = kind(drawn.spread, blur, drawn.within)
+        strength = strength / len(drawn.means) if family == "tied" else strength
+        search = Search(drawn.sample, evidence, family, strength, most, settings, report)
+        found = search.run(drawn.means)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{len(sample.x)} patches of {sample.x.shape[1]} dimensions do not tell how many concepts there are with "
+            f"covariance={covariance!r}; look at more images, or set n_concepts by hand"
+        ) from error
     losses, order = _evidence_of(search, found).sort(descending=True, stable=True)
     curve = _curve(search, found)
     return Selection(

@@ -42,7 +42,8 @@ def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Ge
     looked at first, for that may be all it takes, and `start` of them next. These make cells of the patches as they are, and
     of patches with all directions alike, since a few wide ones would hide what the others tell; the better way goes on.
     """
-    x, weights = sample.x, sample.weights
+    rows = (sample.weights > 0).nonzero().squeeze(1)
+    x, weights = sample.x[rows], sample.weights[rows]
     overall = covariance(x, weights)
     order = torch.as_tensor(rng.permutation(len(x)), device=x.device)
     limit = max(1, min(len(x) // _CELLS_PER_CONCEPT, _CELLS_PER_CONCEPT * max(most, start)))
@@ -57,8 +58,9 @@ def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Ge
         for way in ways:
             seen = patches if way == "as they are" else patches @ white
             found[way] = _cells(seen, patches, held, cells, rng)
-        concept = torch.arange(len(found[ways[-1]]["weight"]), device=x.device)
-        if len(ways) > 1:
+        if len(ways) == 1:
+            concept = torch.arange(len(found[ways[0]]["weight"]), device=x.device)  # each cell one of its own
+        else:
             evidence = SharedCovariance(spread, blur, spread)
             paths = {way: _best_on_path(evidence.blurred(found[way]), evidence, most) for way in ways}
             ways = sorted(ways, key=lambda way: paths[way].bound)
@@ -70,7 +72,7 @@ def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Ge
                 continue
         means = _means(found[ways[-1]], x.dtype)
         cell = _nearest(x, means) if ways[-1] == "as they are" else _nearest(x @ white, means @ white)
-        drawn = _weighed(sample, overall, cell, concept, most, blur)
+        drawn = _weighed(sample, overall, _moments(Grouping(cell, len(means)), x, weights), concept, most, blur)
         number = len(drawn.means)
         if _CELLS_PER_CONCEPT * number <= cells or cells >= limit:
             return drawn
@@ -78,30 +80,30 @@ def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Ge
         cells = min(max(2 * cells, _CELLS_PER_CONCEPT * number), limit)
 
 
-def _weighed(sample: Sample, spread: Tensor, cell: Tensor, concept: Tensor, most: int, blur: float) -> Sketch:
-    """From the covariance of all patches, the cell of each (n,), and the concept that a cell is part of at first (C,).
+def _weighed(sample: Sample, spread: Tensor, cells: Sums, concept: Tensor, most: int, blur: float) -> Sketch:
+    """From the covariance of all patches, the sums of cells, and the concept that each of these is part of at first (C,).
 
     What patches are worth depends on the concepts, and which concepts there are on what patches are worth: both in turn, until
-    the number stays. So it hardly matters how many cells there were.
+    the number stays, or ten times. So it hardly matters how many cells there were.
     """
-    x, evidence = sample.x, SharedCovariance(spread, blur, spread)
-    filled, cell = torch.unique(cell, return_inverse=True)
-    sums = _moments(Grouping(cell, len(filled)), x, sample.weights)
+    dtype, evidence = sample.x.dtype, SharedCovariance(spread, blur, spread)
+    filled = cells["weight"] > 0
+    cells = {name: part[filled] for name, part in cells.items()}
     path = Path(-np.inf, torch.unique(concept[filled], return_inverse=True)[1])
     for _ in range(_WEIGHINGS):
-        held, before = evidence.regrouped(sums, path.concept, path.number), path.number
+        held = evidence.regrouped(cells, path.concept, path.number)
         means = _means(held, torch.float64)
         within = (1 + max(blur, _LEAST_BLUR)) * spread - (means * held["weight"][:, None]).T @ means / held[
             "weight"
         ].sum()
-        weighed = sample.discounted(means.to(x.dtype), whitening(within).to(x.dtype))
-        worth = weighed.weights.sum(dtype=torch.float64) / sums["weight"].sum()
-        if worth > _NEARLY_ALL and before < len(filled):
+        drawn = Sketch(means.to(dtype), sample.discounted(means.to(dtype), whitening(within).to(dtype)), spread, within)
+        worth = drawn.sample.weights.sum(dtype=torch.float64) / cells["weight"].sum()
+        if worth > _NEARLY_ALL and path.number < len(cells["weight"]):
             break
-        path = _best_on_path(evidence.blurred({name: worth * part for name, part in sums.items()}), evidence, most)
-        if path.number == before:
-            break
-    return Sketch(_means(evidence.regrouped(sums, path.concept, path.number), x.dtype), weighed, spread, within)
+        path = _best_on_path(evidence.blurred({name: worth * part for name, part in cells.items()}), evidence, most)
+        if path.number == len(means):
+            return drawn._replace(means=_means(evidence.regrouped(cells, path.concept, path.number), dtype))
+    return drawn
 
 
 def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.random.Generator) -> Sums:
