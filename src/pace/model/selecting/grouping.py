@@ -40,3 +40,8 @@ def segment_sums(values: Tensor, starts: Tensor) -> Tensor:
     """Of values (n,) from each start to the next: (len(starts) - 1,)."""
     total: Tensor = torch.segment_reduce(values, "sum", offsets=starts, unsafe=True)  # lengths are not looked at
     return total
+
+
+def nearest(x: Tensor, means: Tensor) -> Tensor:
+    """Of these means, to every row (n,)."""
+    return torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pace.model.inference import Weights
 from pace.model.learning import Settings
-from pace.model.selecting.grouping import Grouping
+from pace.model.selecting.grouping import Grouping, nearest
 from pace.model.selecting.halving import along_widest
 from pace.observations import Observations
 
@@ -88,7 +88,7 @@ class Sample:
         (images, tokens), number = self.observations.shape[:2], len(means)
         rows = (self.weights > 0).nonzero().squeeze(1)
         x, means, weights = self.x[rows] @ white, means @ white, self.weights[rows].double()
-        owner = torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)
+        owner = nearest(x, means)
         filled, cell = torch.unique(rows // tokens * number + owner, return_inverse=True)
         alike = 0.0
         if images > 1:

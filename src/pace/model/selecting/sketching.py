@@ -11,7 +11,7 @@ from torch import Tensor
 from pace.model.gaussians import Sums
 from pace.model.seeding import spread_out
 from pace.model.selecting.evidence import SharedCovariance, covariance, whitening
-from pace.model.selecting.grouping import Grouping
+from pace.model.selecting.grouping import Grouping, nearest
 from pace.model.selecting.sampling import Sample
 
 _PATCHES_PER_CELL, _SEEDS_PER_CELL, _LEAST_PATCHES = 20, 8, 6000  # that make cells, and that they may start from
@@ -32,6 +32,17 @@ class Sketch(NamedTuple):
     sample: Sample  # its weights
     spread: Tensor  # (d, d) covariance of all patches
     within: Tensor  # (d, d) around the concepts, blur included
+
+
+class Path(NamedTuple):
+    """The best partition on a path of merges."""
+
+    bound: float
+    concept: Tensor  # (C,) that every cell is part of
+
+    @property
+    def number(self) -> int:
+        return int(self.concept.max()) + 1
 
 
 def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Generator) -> Sketch:
@@ -71,7 +82,7 @@ def sketch(sample: Sample, start: int, most: int, blur: float, rng: np.random.Ge
                 cells = min(start if cells < start else 2 * cells, limit)
                 continue
         means = _means(found[ways[-1]], x.dtype)
-        cell = _nearest(x, means) if ways[-1] == "as they are" else _nearest(x @ white, means @ white)
+        cell = nearest(x, means) if ways[-1] == "as they are" else nearest(x @ white, means @ white)
         drawn = _weighed(sample, overall, _moments(Grouping(cell, len(means)), x, weights), concept, most, blur)
         number = len(drawn.means)
         if _CELLS_PER_CONCEPT * number <= cells or cells >= limit:
@@ -93,9 +104,8 @@ def _weighed(sample: Sample, spread: Tensor, cells: Sums, concept: Tensor, most:
     for _ in range(_WEIGHINGS):
         held = evidence.regrouped(cells, path.concept, path.number)
         means = _means(held, torch.float64)
-        within = (1 + max(blur, _LEAST_BLUR)) * spread - (means * held["weight"][:, None]).T @ means / held[
-            "weight"
-        ].sum()
+        weight = held["weight"]
+        within = (1 + max(blur, _LEAST_BLUR)) * spread - (means * weight[:, None]).T @ means / weight.sum()
         drawn = Sketch(means.to(dtype), sample.discounted(means.to(dtype), whitening(within).to(dtype)), spread, within)
         worth = drawn.sample.weights.sum(dtype=torch.float64) / cells["weight"].sum()
         if worth > _NEARLY_ALL and path.number < len(cells["weight"]):
@@ -111,14 +121,10 @@ def _cells(x: Tensor, patches: Tensor, weights: Tensor, cells: int, rng: np.rand
     some = max(_LEAST_PATCHES, _SEEDS_PER_CELL * cells)  # they come in random order
     means = x[spread_out(x[:some], weights[:some], cells, rng)]
     for _ in range(_LLOYD_ROUNDS + 1):
-        by = Grouping(_nearest(x, means), len(means))
+        by = Grouping(nearest(x, means), len(means))
         size = by.totals(weights)
         means = torch.where(size[:, None] > 0, by.sums(x, weights) / size.to(x.dtype).clamp_min(1e-30)[:, None], means)
     return {name: part[size > 0] for name, part in _moments(by, patches, weights).items()}
-
-
-def _nearest(x: Tensor, means: Tensor) -> Tensor:
-    return torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)
 
 
 def _moments(by: Grouping, x: Tensor, weights: Tensor) -> Sums:
@@ -127,17 +133,6 @@ def _moments(by: Grouping, x: Tensor, weights: Tensor) -> Sums:
 
 def _means(sums: Sums, dtype: torch.dtype) -> Tensor:
     return (sums["first"] / sums["weight"].clamp_min(1e-300)[:, None]).to(dtype)
-
-
-class Path(NamedTuple):
-    """The best partition on a path of merges."""
-
-    bound: float
-    concept: Tensor  # (C,) that every cell is part of
-
-    @property
-    def number(self) -> int:
-        return int(self.concept.max()) + 1
 
 
 def _best_on_path(sums: Sums, evidence: SharedCovariance, most: int) -> Path:
