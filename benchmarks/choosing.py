@@ -18,9 +18,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Backbone, Observations
-from pace.arguments import settings_of
 from pace.backbones import finetune, load, within_share
-from pace.extract import observe_pair
+from pace.fitting.parameters import settings_of
 from pace.images import AUGMENT_SEED, CUB, Flower, Perturbation
 from pace.metrics import (
     concepts_per_image,
@@ -33,6 +32,7 @@ from pace.metrics import (
 )
 from pace.model import refining
 from pace.model.refining import Refinement, refine
+from pace.observing.extract import observe_pair
 
 DATASETS = {"flower": Flower, "cub": CUB}
 

@@ -14,12 +14,12 @@ import numpy as np
 from sklearn.metrics import normalized_mutual_info_score
 
 from pace import PACE, Backbone
+from pace.backbones.color_vit import LAYER, SIZE, load_model
 from pace.demo.truth import stability_of_true_colours, true_colours
-from pace.demo.vit import LAYER, SIZE, load_model
-from pace.extract import observe_pair
 from pace.images import AUGMENT_SEED, Color, Perturbation
 from pace.images.perturb import STAGES
 from pace.metrics import sparsity, stability, stability_ratio
+from pace.observing.extract import observe_pair
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pace import PACE
-from pace.arguments import alpha_of, settings_of
+from pace.fitting.parameters import alpha_of, settings_of
 from pace.model.gaussians import Prior
 from pace.model.learning import Concepts, Memory, Settings, pass_over, update
 

@@ -18,7 +18,7 @@ import torch
 from common import mixture_at
 
 from pace import PACE, Observations
-from pace.arguments import settings_of
+from pace.fitting.parameters import settings_of
 from pace.model.gaussians import dense
 from pace.model.learning import pass_over, update
 

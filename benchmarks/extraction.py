@@ -34,10 +34,10 @@ from torch import Tensor
 
 from pace.atomic import write_atomically
 from pace.backbones import Backbone
-from pace.extract import observe
 from pace.images import Folder, ImageSet, PreprocessingLike
-from pace.pipeline import Team, decoded, fresh
-from pace.store import SHARD_BYTES
+from pace.observing.extract import observe
+from pace.observing.pipeline import Team, decoded, fresh
+from pace.observing.store import SHARD_BYTES
 
 _DIFFERENT = 64  # pictures; a decoder does not mind seeing one again
 _BARE, _MEMORY, _DECODING, _DISK = "bare forward", "fresh memory alone", "decoding alone", "disk alone"

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from pace import Backbone
 from pace.backbones import load
 from pace.backbones.preprocessing import Preprocessing
-from pace.extract import observe
 from pace.images import Flower
 from pace.observations import Batch
+from pace.observing.extract import observe
 
 STRENGTHS = [0.01, 0.1, 1.0, 10.0, 100.0]  # C: small is strong regularisation
 FEATURES = {"CLS": slice(0, 1), "CLS and mean patch": slice(0, 2)}

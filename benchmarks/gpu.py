@@ -21,10 +21,10 @@ from common import AUTHORS, patches, seconds, setting, synchronise, tf32, views
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+import pace.fitting.start
 import pace.model.learning
-import pace.starting
 from pace import PACE, Backbone, Observations
-from pace.arguments import settings_of
+from pace.fitting.parameters import settings_of
 from pace.model import inference, learning
 from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense
 
@@ -243,9 +243,9 @@ def stopwatch(family: str) -> Iterator[dict[str, list[float]]]:
     """Seconds spent in the parts of a fit, by name; every part waits for the GPU, which costs the whole a little."""
     spent: dict[str, list[float]] = defaultdict(list)
     parts = [(FAMILIES[family], name) for name in ("near_distances", "accumulate", "maximise", "log_prior", "features")]
-    parts += [(pace.model.learning, "infer"), (pace.starting, "draw_sample"), (pace.starting, "cluster")]
+    parts += [(pace.model.learning, "infer"), (pace.fitting.start, "draw_sample"), (pace.fitting.start, "cluster")]
     parts += [
-        (pace.starting, "within_covariance"),
+        (pace.fitting.start, "within_covariance"),
         (pace.model.learning, "fit_dirichlet"),
         (pace.model.learning, "_ascend"),
     ]

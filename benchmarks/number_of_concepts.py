@@ -16,7 +16,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.arguments import prior_strength_of, settings_of
+from pace.fitting.parameters import prior_strength_of, settings_of
 from pace.model.selecting import Selection, select
 
 IMAGES, TOKENS, DISTANCE = 500, 36, 8.5

@@ -34,12 +34,12 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Backbone, Observations
-from pace.arguments import prior_strength_of, settings_of
 from pace.backbones import load
+from pace.fitting.parameters import prior_strength_of, settings_of
 from pace.images import CUB, Flower
 from pace.metrics import concepts_per_image, effective_concepts, faithfulness
 from pace.model.selecting import select
-from pace.store import ObservationStore
+from pace.observing.store import ObservationStore
 
 DATASETS = {"flower": Flower, "cub": CUB}
 LOOKED_AT = 1000  # test images of which the patches are counted

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from pace import PACE, Observations
-from pace.distributed import processes, torchrun_started_this
+from pace.fitting.distributed import processes, torchrun_started_this
 from pace.observations import Batch
 
 

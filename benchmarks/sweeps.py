@@ -11,10 +11,10 @@ import time
 import torch
 
 from pace import PACE, Backbone
-from pace.demo.vit import LAYER, SIZE, load_model
-from pace.extract import observe_pair
+from pace.backbones.color_vit import LAYER, SIZE, load_model
 from pace.images import Color, Perturbation
 from pace.model import learning
+from pace.observing.extract import observe_pair
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import warnings
 import numpy as np
 import torch
 
-from pace import figures
 from pace.cli.fitted import open_fitted
+from pace.showing import figures
 
 _OBSERVED, _EVERY = 49, 12  # images, of which every so many is shown
 

@@ -12,8 +12,8 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 import pace.explainer
-import pace.fitting
-import pace.starting
+import pace.fitting.loop
+import pace.fitting.start
 from pace import PACE, Observations
 
 
@@ -167,7 +167,7 @@ def interrupting(monkeypatch, where, name, call):
 
 @pytest.mark.parametrize(("call", "epochs"), [(3, 2), (1, 0)])
 def test_ctrl_c_leaves_a_usable_model(data, monkeypatch, call, epochs):
-    interrupting(monkeypatch, pace.fitting.Fitting, "_pass", call)
+    interrupting(monkeypatch, pace.fitting.loop.Fitting, "_pass", call)
     with pytest.warns(ConvergenceWarning, match=f"interrupted after {epochs} epochs"):
         model = PACE(8, tol=0.0, n_init=1, device="cpu").fit(data.observations)
     assert (model.n_iter_, model.interrupted_, len(model.lower_bounds_)) == (epochs, True, epochs)
@@ -176,7 +176,7 @@ def test_ctrl_c_leaves_a_usable_model(data, monkeypatch, call, epochs):
 
 
 def test_ctrl_c_while_starts_are_compared_keeps_the_best_so_far(data, monkeypatch):
-    interrupting(monkeypatch, pace.starting, "pass_over", 5)
+    interrupting(monkeypatch, pace.fitting.start, "pass_over", 5)
     with pytest.warns(ConvergenceWarning, match="interrupted after 0 epochs"):
         model = PACE(8, n_init=4, device="cpu").fit(data.observations)
     assert np.isfinite(model.explain(data.observations).theta).all()
@@ -190,7 +190,7 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(data, model, monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(pace.explainer, "update", broken)
-    monkeypatch.setattr(pace.fitting, "update", broken)
+    monkeypatch.setattr(pace.fitting.loop, "update", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         before.fit(data.perturbed)
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -12,8 +12,8 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.arguments import prunes
-from pace.checkpoints import Checkpoint
+from pace.fitting.checkpoints import Checkpoint
+from pace.fitting.parameters import prunes
 
 DATA = planted(0, k=4, d=8, images=60, grid=(4, 4))
 QUICK = {"max_iter": 3, "max_sweeps": 10, "head_steps": 3, "device": "cpu"}
@@ -80,7 +80,7 @@ def test_refining_leaves_empty_concepts_empty():
 @pytest.mark.parametrize("told", [True, False])
 def test_by_default_the_prediction_must_follow_from_the_few_that_are_left(told, monkeypatch):
     """Patches need not lie in clouds; then they ask for few concepts, and these say little."""
-    monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
+    monkeypatch.setattr("pace.fitting.parameters._AUTO_IMAGES", 10)
     rng = np.random.default_rng(0)
     shown, said = np.arange(60) % 2, np.arange(60) // 2 % 2
     concept = 2 * shown[:, None] + rng.integers(2, size=(60, 16))  # two concepts for each class
@@ -96,8 +96,8 @@ def test_by_default_the_prediction_must_follow_from_the_few_that_are_left(told, 
 
 
 def test_a_first_batch_of_images_does_not_decide_for_all(monkeypatch):
-    monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
-    monkeypatch.setattr("pace.starting.prediction_follows", lambda *_: True)
+    monkeypatch.setattr("pace.fitting.parameters._AUTO_IMAGES", 10)
+    monkeypatch.setattr("pace.fitting.start.prediction_follows", lambda *_: True)
     assert PACE(20, **QUICK).partial_fit(DATA.observations).selection_ is None
 
 
@@ -212,7 +212,7 @@ def test_a_fit_that_is_resumed_does_not_look_again_and_keeps_how(how, tmp_path, 
         patch.setattr(Checkpoint, "write", crash)
         with pytest.raises(Crash):
             fit(checkpoint=tmp_path / "fit", **how)
-    monkeypatch.setattr("pace.starting.select", None)
+    monkeypatch.setattr("pace.fitting.start.select", None)
     resumed = fit(checkpoint=tmp_path / "fit", **how)
     same_selection(resumed.selection_, whole.selection_)
     assert np.array_equal(resumed.means_, whole.means_)

@@ -29,7 +29,7 @@ def without_matplotlib(monkeypatch):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *args, **kwargs)
 
-    for name in [name for name in sys.modules if name.startswith("pace.figures")]:
+    for name in [name for name in sys.modules if name.startswith("pace.showing.figures")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", refuse)
 
@@ -56,7 +56,7 @@ def test_without_matplotlib_an_explanation_is_a_table(fitted, without_matplotlib
 
 def test_figures_say_what_to_install_without_matplotlib(without_matplotlib):
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'pace-xai\[figures\]'"):
-        import pace.figures  # noqa: F401
+        import pace.showing.figures  # noqa: F401
 
 
 def test_an_empty_explanation_is_no_picture():

@@ -15,7 +15,11 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
-from pace.arguments import (
+from pace.explanation import Array, Explanation
+from pace.fitting.checkpoints import Checkpoint, digest, likeness
+from pace.fitting.distributed import Team
+from pace.fitting.loop import Fitting, Start, bound_of
+from pace.fitting.parameters import (
     alpha_of,
     check_images,
     check_pair,
@@ -26,20 +30,16 @@ from pace.arguments import (
     rate_of,
     settings_of,
 )
-from pace.checkpoints import Checkpoint, digest, likeness
-from pace.distributed import Team
-from pace.explanation import Array, Explanation
-from pace.fitting import Fitting, Start, bound_of
+from pace.fitting.start import find_start
 from pace.model.gaussians import LowRankGaussians, Prior
 from pace.model.learning import Concepts, Settings, explain_batch, mixtures, pass_over, update
+from pace.model.nearest import Patches, nearest
+from pace.model.precision import undisturbed
 from pace.model.refining import images_in_step
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
-from pace.modes import undisturbed
-from pace.nearest import Patches, nearest
 from pace.observations import Observations
 from pace.progress import progress
-from pace.starting import find_start
 
 _NO_MATTER = (
     "batch_size",
@@ -414,7 +414,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `statistics` keeps what `partial_fit` needs to go on after `load`, about twice the size of the model. None keeps it
         for models that were learned by `partial_fit`.
         """
-        from pace.files import save_model
+        from pace.fitting.model_file import save_model
 
         self._fitted()
         save_model(self, path, bool(self.n_steps_) if statistics is None else statistics)
@@ -422,7 +422,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | PathLike[str], device: Any = None) -> PACE:
         """Read a model that `save` wrote. Where it was fitted does not matter; `device` says where to use it."""
-        from pace.files import load_model
+        from pace.fitting.model_file import load_model
 
         return load_model(cls, path).set_params(device=device)  # type: ignore[no-any-return]
 

@@ -18,8 +18,8 @@ _IMAGES, _CONCEPTS, _CLASSES = 3, 12, 3  # shown at once
 def explanation_png(explanation: Explanation) -> bytes | None:
     """θ of the first images as bars with intervals; None without matplotlib."""
     try:
-        from pace.figures.sheet import render
-        from pace.figures.theta import theta_bars
+        from pace.showing.figures.sheet import render
+        from pace.showing.figures.theta import theta_bars
     except ModuleNotFoundError:
         return None
     if not len(explanation):

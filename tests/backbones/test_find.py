@@ -320,7 +320,7 @@ def test_any_object_with_the_protocol_is_a_backbone() -> None:
 
 
 def test_observations_are_extracted_through_the_backbone(tmp_path: Path) -> None:
-    pytest.importorskip("pace.extract")
+    pytest.importorskip("pace.observing.extract")
     family = FAMILIES["timm-dinov2-registers"]
     backbone = Backbone(family.model())
     images = torch.rand(5, 3, 32, 32)

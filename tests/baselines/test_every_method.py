@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pace import Backbone, Explanation, Observations
 from pace.baselines import EXPLAINERS, EveryToken, SplitObservations, TrueColors, explainer, reads_uncounted
-from pace.extract import observe
+from pace.observing.extract import observe
 
 SMALL = {
     "pace": {"n_concepts": 4, "n_init": 1, "max_iter": 3, "covariance": "diag", "negatives": 4},

@@ -224,7 +224,7 @@ def test_an_automatic_layer_is_chosen_on_the_training_images(layer, tmp_path, re
 
 
 def test_the_layer_of_the_shipped_vit_is_the_demos(tmp_path):
-    from pace.demo.vit import LAYER
+    from pace.backbones.color_vit import LAYER
 
     about = small(tmp_path, None, ["majority"], limit=4, options={}).about["color"]["backbone"]
     assert about["layer"] == about["attention_layer"] == LAYER

@@ -147,7 +147,7 @@ def test_ctrl_c_is_one_line_and_130(pace: Pace, tmp_path: Path, monkeypatch: pyt
 def test_ctrl_c_while_learning_keeps_what_was_learned(
     pace: Pace, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from pace.fitting import Fitting
+    from pace.fitting.loop import Fitting
 
     passes = []
 

@@ -437,7 +437,7 @@ def test_a_fit_stopped_before_its_first_epoch_leaves_nothing_to_use(elsewhere: P
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pace.fitting.Fitting._pass", stop)
+    monkeypatch.setattr("pace.fitting.loop.Fitting._pass", stop)
     outcome = invoke("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--out", "stopped")
     assert outcome.code == 130
     assert "nothing was learned" in outcome.err
@@ -446,7 +446,7 @@ def test_a_fit_stopped_before_its_first_epoch_leaves_nothing_to_use(elsewhere: P
 
 
 def test_a_fit_that_was_stopped_later_is_used_with_a_warning(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
-    from pace.fitting import Fitting
+    from pace.fitting.loop import Fitting
 
     own, passes = Fitting._pass, []
 
@@ -456,7 +456,7 @@ def test_a_fit_that_was_stopped_later_is_used_with_a_warning(elsewhere: Path, mo
             raise KeyboardInterrupt
         return own(*args)
 
-    monkeypatch.setattr("pace.fitting.Fitting._pass", stop)
+    monkeypatch.setattr("pace.fitting.loop.Fitting._pass", stop)
     fit = ("fit", "--images", "shop/photos", *SHOP_MODEL, *QUICK, "--out", "stopped")
     assert invoke(*fit).code == 130
     outcome = invoke("explain", "shop/flat/0.png", "--run", "stopped")
@@ -475,7 +475,7 @@ def test_color_is_scored_by_its_true_colours(elsewhere: Path):
 
 
 def test_the_embedded_model_explains_color_at_the_layer_that_suits_it(elsewhere: Path):
-    from pace.demo.vit import LAYER
+    from pace.backbones.color_vit import LAYER
 
     document = invoke("fit", "--images", "color", "--model", "color", *QUICK, "--limit", "12", "--json").document
     assert document["model"]["layer"] == LAYER

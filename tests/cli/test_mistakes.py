@@ -144,7 +144,7 @@ def test_a_damaged_record_is_one_line(elsewhere: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["pace.cli.runs.write_atomically", "pace.files.write_atomically"], ids=["record", "concepts"]
+    "name", ["pace.cli.runs.write_atomically", "pace.fitting.model_file.write_atomically"], ids=["record", "concepts"]
 )
 def test_a_full_disk_is_one_line(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     def full(path: Path, *_: bytes) -> None:
@@ -165,7 +165,7 @@ def test_what_was_learned_outlives_a_full_disk(pace: Pace, tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr("pace.explainer.PACE.save", full)
         assert "make room, then run the same command again" in pace(*fit).error
-    monkeypatch.setattr("pace.fitting.Expectation.add", full)  # nothing is learned again
+    monkeypatch.setattr("pace.fitting.loop.Expectation.add", full)  # nothing is learned again
     outcome = pace(*fit)
     assert outcome.code == 0
     assert "going on after" in outcome.out

@@ -91,7 +91,7 @@ def test_ctrl_c_ends_with_130_one_line_and_one_document(workshop: Path, tmp_path
     )
     # Slowed, so that the signal comes while it learns.
     slow = (
-        "import pathlib, sys, time, pace.fitting; f = pace.fitting.Fitting; p = f._pass; "
+        "import pathlib, sys, time, pace.fitting.loop; f = pace.fitting.loop.Fitting; p = f._pass; "
         "began = pathlib.Path(sys.argv.pop()); f._pass = lambda *a: (began.touch(), time.sleep(0.5), p(*a))[2]; "
     )
     program = [sys.executable, "-c", slow + "from pace.cli import main; main()"]

@@ -24,7 +24,7 @@ def test_minibatches_learn_straight_from_the_images(pace: Pace, tmp_path: Path, 
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("everything was observed at once")
 
-    monkeypatch.setattr("pace.extract.observe_pair", never)
+    monkeypatch.setattr("pace.observing.extract.observe_pair", never)
     fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--minibatch", "5", "--out", tmp_path / "run", "--json")
     document = pace(*fit).document
     assert document["results"]["minibatches"] == 12
@@ -60,7 +60,7 @@ def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: P
 def test_a_killed_fit_goes_on_with_the_same_command_and_says_from_where(
     how: tuple[str, ...], writes: int, where: str, pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from pace.checkpoints import Checkpoint, Saved
+    from pace.fitting.checkpoints import Checkpoint, Saved
 
     fit = ("fit", "--images", "photos", *MODEL, *QUICK, *how, "--checkpoint-every", "0", "--out")
     whole = pace(*fit, tmp_path / "whole")
@@ -91,8 +91,8 @@ def test_a_killed_fit_goes_on_with_the_same_command_and_says_from_where(
 # A worker that is killed in the middle of an epoch, the first time it gets there.
 SHAKY = """
 import os, signal, sys
-import pace.fitting
-pause, restored = pace.fitting.Fitting._pause, pace.fitting.Fitting._restored
+import pace.fitting.loop
+pause, restored = pace.fitting.loop.Fitting._pause, pace.fitting.loop.Fitting._restored
 pauses = []
 
 def shaky(self):
@@ -105,7 +105,7 @@ def resumed(self, saved):
     open(f"resumed-{os.environ['RANK']}", "w").close()
     return restored(self, saved)
 
-pace.fitting.Fitting._pause, pace.fitting.Fitting._restored = shaky, resumed
+pace.fitting.loop.Fitting._pause, pace.fitting.loop.Fitting._restored = shaky, resumed
 from pace.cli import main
 main()
 """
@@ -114,15 +114,15 @@ main()
 # A worker that meets an error of its own, in an epoch.
 UNLUCKY = """
 import os
-import pace.fitting
-pause = pace.fitting.Fitting._pause
+import pace.fitting.loop
+pause = pace.fitting.loop.Fitting._pause
 
 def unlucky(self):
     pause(self)
     if os.environ["RANK"] == "1":
         raise ValueError("a picture of mine cannot be read")
 
-pace.fitting.Fitting._pause = unlucky
+pace.fitting.loop.Fitting._pause = unlucky
 from pace.cli import main
 main()
 """

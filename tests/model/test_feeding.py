@@ -15,7 +15,7 @@ import pace.explainer
 import pace.model.learning
 from pace import PACE, Observations
 from pace.model.feeding import Feed, Visits
-from pace.store import ObservationStore, StoreWriter
+from pace.observing.store import ObservationStore, StoreWriter
 
 DATA = planted(0, k=3, d=4, images=30, grid=(2, 3))
 
@@ -177,7 +177,7 @@ def test_budgets_that_make_no_sense_are_refused(memory, message):
     ],
 )
 def test_budgets_are_read_as_people_write_them(text, size):
-    from pace.arguments import memory_of
+    from pace.fitting.parameters import memory_of
 
     assert memory_of(PACE(memory=text), torch.device("cpu")) == size
 
@@ -207,13 +207,13 @@ def test_a_store_is_read_beside_the_work_with_the_same_result(stored, minibatch)
 
 
 def test_what_fits_into_the_budget_is_read_once_and_kept(stored, monkeypatch):
-    reads, real = [], pace.store.reading.StoredArray._read
+    reads, real = [], pace.observing.store.reading.StoredArray._read
 
     def counted(self, rows):
         reads.append(len(rows))
         return real(self, rows)
 
-    monkeypatch.setattr(pace.store.reading.StoredArray, "_read", counted)
+    monkeypatch.setattr(pace.observing.store.reading.StoredArray, "_read", counted)
     often = fit(*stored)
     without = len(reads)
     reads.clear()

@@ -12,7 +12,7 @@ from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.arguments import settings_of
+from pace.fitting.parameters import settings_of
 from pace.model.gaussians import FullGaussians
 from pace.model.learning import Concepts, _ascend, fit_dirichlet, pass_over, update
 from pace.model.objective import faithfulness, faithfulness_gradients

@@ -6,7 +6,7 @@ import torch
 from printed_equations import bound_e, bound_f, bound_s, m_step, sweep
 
 from pace import PACE, Observations
-from pace.arguments import settings_of
+from pace.fitting.parameters import settings_of
 from pace.model.gaussians import FullGaussians, Prior
 from pace.model.learning import Concepts, Memory, pass_over, update
 

@@ -6,8 +6,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.arguments import refinement_of, settings_of
-from pace.distributed import Team
+from pace.fitting.distributed import Team
+from pace.fitting.parameters import refinement_of, settings_of
 from pace.model import refining
 from pace.model.feeding import Chunk
 from pace.model.refining import Refinement, _climb, _folded, _look, _unsteadiness, images_in_step
@@ -181,7 +181,7 @@ def test_where_memory_runs_out_a_step_is_done_in_smaller_chunks(where, monkeypat
 
 
 def test_perturbed_views_alone_can_be_refined_for_and_the_fit_resumed(tmp_path, monkeypatch):
-    from pace.checkpoints import Checkpoint
+    from pace.fitting.checkpoints import Checkpoint
 
     def fit(checkpoint):
         bare = [Observations(view.embeddings, view.attention) for view in (TRAIN, TRAIN_PERTURBED)]
@@ -264,8 +264,8 @@ def test_by_default_concepts_are_refined_where_there_is_enough_to_go_by(images, 
 
 @pytest.mark.parametrize(("loud", "steps"), [(0.0, 3), (9.0, 0)])
 def test_by_default_concepts_that_say_the_prediction_already_are_left_as_they_are(loud, steps, monkeypatch):
-    monkeypatch.setattr("pace.arguments._AUTO_IMAGES", 10)
-    monkeypatch.setattr("pace.arguments._AUTO_STEPS", 3)
+    monkeypatch.setattr("pace.fitting.parameters._AUTO_IMAGES", 10)
+    monkeypatch.setattr("pace.fitting.parameters._AUTO_STEPS", 3)
     label = np.arange(len(TRAIN)) % CLASSES
 
     def louder(view: Observations) -> Observations:
@@ -294,19 +294,19 @@ def test_any_number_of_steps_can_be_made(steps):
 
 
 def test_what_was_refined_is_not_lost_to_ctrl_c_in_the_last_pass(monkeypatch):
-    import pace.fitting
+    import pace.fitting.loop
 
-    kept, run = [], pace.fitting.refine
+    kept, run = [], pace.fitting.loop.refine
 
     def refined_then_interrupted(*arguments):
         kept.append(run(*arguments))
-        monkeypatch.setattr(pace.fitting.Fitting, "_pass", interrupted)
+        monkeypatch.setattr(pace.fitting.loop.Fitting, "_pass", interrupted)
         return kept[0]
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pace.fitting, "refine", refined_then_interrupted)
+    monkeypatch.setattr(pace.fitting.loop, "refine", refined_then_interrupted)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = fitted(refine=3, max_iter=2)
     np.testing.assert_allclose(

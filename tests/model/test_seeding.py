@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from pace import PACE, Observations
-from pace.arguments import settings_of
+from pace.fitting.parameters import settings_of
 from pace.model.seeding import cluster, draw_sample
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pace import PACE, Observations
-from pace.arguments import prior_strength_of, settings_of
+from pace.fitting.parameters import prior_strength_of, settings_of
 from pace.model.selecting import Selection, first_guess, select
 from pace.model.selecting.evidence import OwnCovariances, OwnVariances, SharedCovariance
 from pace.model.selecting.grouping import Grouping
@@ -238,7 +238,7 @@ def test_there_are_never_more_than_the_most_that_is_allowed():
 def test_color_has_four_colours_and_black():
     pytest.importorskip("timm")
     from pace import Backbone
-    from pace.demo.vit import LAYER, SIZE, load_model
+    from pace.backbones.color_vit import LAYER, SIZE, load_model
     from pace.images import Color
 
     backbone = Backbone(load_model(), layer=LAYER)

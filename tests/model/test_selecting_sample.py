@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pace import PACE, Observations
-from pace.arguments import settings_of
+from pace.fitting.parameters import settings_of
 from pace.model.selecting.sampling import Sample
 
 IMAGES, TOKENS, DIM = 300, 20, 8

@@ -102,8 +102,8 @@ class Backbone:
         return logits
 
     def observe(self, images: Any, **options: Any) -> Observations:
-        """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.extract.observe`."""
-        from pace.extract import observe
+        """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
+        from pace.observing.extract import observe
 
         return observe(self, images, **options)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pace.backbones.backbone import Backbone
 from pace.backbones.tower import Tower
-from pace.extract import observe
 from pace.images import ImageSet, open_images
 from pace.images.imageset import OnError
 from pace.observations import Observations
-from pace.sources import Images
+from pace.observing.extract import observe
+from pace.observing.sources import Images
 
 _BATCH = 16  # images whose patches are held in float64 at once
 _DIGITS = 3  # of a percentage at most

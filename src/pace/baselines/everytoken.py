@@ -38,7 +38,7 @@ class EveryToken:
 
     def observe(self, images: Any, **options: Any) -> SplitObservations:
         """What the backbone itself observes, with the tokens that it leaves out beside it; see `pace.extract.observe`."""
-        from pace.extract import observe
+        from pace.observing.extract import observe
 
         return self.counted(observe(self, images, **options))
 

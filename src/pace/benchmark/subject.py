@@ -134,7 +134,7 @@ def _named(
 
 def color_size() -> int:
     """Pixels that the shipped ViT takes."""
-    from pace.demo.vit import SIZE
+    from pace.backbones.color_vit import SIZE
 
     return SIZE
 
@@ -142,6 +142,6 @@ def color_size() -> int:
 def _shipped(dataset: Dataset) -> tuple[Any, Layer, dict[str, Any]]:
     if dataset.name != "color":
         raise ValueError(f"{dataset.name}: which model is to be explained? Only Color comes with one; name a backbone")
-    from pace.demo.vit import LAYER, load_model
+    from pace.backbones.color_vit import LAYER, load_model
 
     return load_model(), LAYER, {"name": "the ViT shipped for Color", "training": "as it comes"}

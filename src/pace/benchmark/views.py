@@ -16,11 +16,11 @@ from pace.benchmark.cache import code_of, stored_as
 from pace.benchmark.data import Dataset
 from pace.benchmark.subject import Subject
 from pace.benchmark.truth import Array, known_truth, sample_images, seen_colors, true_colors
-from pace.extract import observe_pair
 from pace.images import Color, Perturbation, normalize
 from pace.metrics import hide_patches
 from pace.observations import Observations
-from pace.store import trusted
+from pace.observing.extract import observe_pair
+from pace.observing.store import trusted
 
 _SHARE_OF_GPU = 0.4  # that observations may take; methods need the rest
 

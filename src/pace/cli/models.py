@@ -107,7 +107,7 @@ def open_subject(
 
 def _usual_layer(choice: ModelChoice) -> int | Literal["auto"]:
     if choice.name == "color":
-        from pace.demo.vit import LAYER
+        from pace.backbones.color_vit import LAYER
 
         return LAYER
     return "auto"
@@ -203,7 +203,7 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int) -> nn.Linea
 
     from pace.backbones import linear_probe
     from pace.images import normalize
-    from pace.pipeline import decoded
+    from pace.observing.pipeline import decoded
     from pace.progress import progress
 
     if images.labels is None:

@@ -62,7 +62,7 @@ def look(
     subject: Subject, images: ImageSet, *, pairs: bool, seed: int, batch_size: int, store: Run | None = None
 ) -> Views:
     """Observe the images, in memory or in the folder of a run."""
-    from pace.extract import observe, observe_pair
+    from pace.observing.extract import observe, observe_pair
 
     if pairs:
         folder = None if store is None else store.folder
@@ -75,7 +75,7 @@ def look(
 
 def look_later(subject: Subject, images: ImageSet, *, pairs: bool, seed: int, batch_size: int, keep: bool) -> Views:
     """Observe the images when they are needed, again and again unless `keep` keeps what was seen."""
-    from pace.streaming import stream, stream_pair
+    from pace.observing.streaming import stream, stream_pair
 
     if pairs:
         views = Views(*stream_pair(subject.backbone, images, seed=seed, batch_size=batch_size, keep=keep))
@@ -96,7 +96,7 @@ def _with_predictions(views: Views) -> Views:
 
 def stored(run: Run) -> Views:
     """The observations that `pace extract` kept."""
-    from pace.store import ObservationStore
+    from pace.observing.store import ObservationStore
 
     stores = [ObservationStore.open(run.file(name)) for name in (ORIGINAL, PERTURBED) if run.file(name).is_dir()]
     if not stores or not all(store.complete for store in stores):

@@ -45,7 +45,7 @@ def team(device: str) -> Iterator[Place]:
             warnings.simplefilter("ignore")
         chosen = device_of(device)
         if several:
-            from pace.distributed import processes
+            from pace.fitting.distributed import processes
 
             chosen = stack.enter_context(processes(chosen))
         yield Place(chosen, several, leads)

@@ -3,9 +3,9 @@
 Needs no data, no network and no weights beyond the ones shipped here, which ``scripts/train_color_vit.py`` trained.
 """
 
+from pace.backbones.color_vit import class_names, load_model, new_model
 from pace.demo.running import DemoResult, run
 from pace.demo.truth import stability_of_true_colours, true_colours
-from pace.demo.vit import class_names, load_model, new_model
 
 __all__ = [
     "DemoResult",

@@ -19,8 +19,8 @@ from sklearn.cluster import KMeans
 
 from pace import __version__
 from pace.atomic import write_atomically
+from pace.backbones.color_vit import LAYER, SIZE, load_model
 from pace.demo.truth import stability_of_true_colours, true_colours
-from pace.demo.vit import LAYER, SIZE, load_model
 from pace.explainer import PACE
 from pace.images import Color, Perturbation
 from pace.metrics import Score, Scores
@@ -102,11 +102,11 @@ def _true_colours(stability: float) -> Score:
 
 def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: int, progress: bool | None) -> DemoResult:
     announce("making the images and loading the transformer", progress)
-    from pace import figures
     from pace.backbones import Backbone
-    from pace.extract import observe_pair
     from pace.metrics import evaluate
-    from pace.report import write_report
+    from pace.observing.extract import observe_pair
+    from pace.showing import figures
+    from pace.showing.report import write_report
 
     train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
     backbone = Backbone(load_model(), layer=LAYER)

@@ -27,13 +27,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.distributed import Team
+from pace.fitting.distributed import Team
 from pace.model.feeding import Chunk, Visits
 from pace.model.gaussians import TiedGaussians
 from pace.model.inference import Weights
 from pace.model.learning import Concepts, Settings, distributions, fit_dirichlet
 from pace.model.objective import expected_log_theta
-from pace.modes import full_precision
+from pace.model.precision import full_precision
 from pace.observations import Batch, Observations
 
 _SHARE, _FEWEST, _MOST = 32, 64, 192  # of the images, and images, that a step looks at

@@ -58,7 +58,7 @@ def explain(
     if not 0 < level < 1:
         raise Problem(f"--level {level}: expected a probability between 0 and 1")
     where = device_of(device)
-    from pace.extract import observe
+    from pace.observing.extract import observe
 
     images = open_pictures(pictures, skip_unreadable)
     fitted = open_fitted(fit_run, where, moved)
@@ -135,7 +135,7 @@ def _write(
     level: float,
 ) -> dict[str, str]:
     """A figure and a report of the pictures, among images of the fit that show the same concepts best."""
-    from pace.report import write_report
+    from pace.showing.report import write_report
 
     shown = range(min(len(images), _REPORTED))
     if len(images) > _REPORTED:
@@ -168,7 +168,7 @@ def _draw(
     run: Run, fitted: Fitted, pictures: ImageSet, observed: Observations, count: int, level: float
 ) -> dict[str, str]:
     try:
-        from pace import figures
+        from pace.showing import figures
     except ModuleNotFoundError as error:  # all the rest works without matplotlib
         warnings.warn(f"no figure: {line_of(error)}", stacklevel=2)
         return {}
@@ -188,8 +188,8 @@ def _draw(
 def _together(first: Observations, fitted: Fitted, images: ImageSet, batch_size: int) -> Observations:
     import torch
 
-    from pace.extract import observe
     from pace.observations import Observations
+    from pace.observing.extract import observe
 
     second = observe(fitted.subject.backbone, images, batch_size=batch_size)
     parts = zip(first.batch(slice(None), "cpu"), second.batch(slice(None), "cpu"), strict=True)

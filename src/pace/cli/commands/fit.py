@@ -140,8 +140,8 @@ def fit(
     if max_concepts is not None and concepts != "auto":
         raise Problem(f"--max-concepts is for --concepts auto; found --concepts {concepts}")
     with team(device) as (where, several, leads):
-        from pace.arguments import check_arguments
         from pace.explainer import PACE
+        from pace.fitting.parameters import check_arguments
 
         explainer = PACE(
             concepts,
@@ -214,7 +214,7 @@ def fit(
             if learned.interrupted_:
                 unit = "minibatches" if learned.n_steps_ else "epochs"
                 raise KeyboardInterrupt(f"after {learned.n_iter_} {unit}; what was learned is in {run.folder}")
-    from pace.checkpoints import remove
+    from pace.fitting.checkpoints import remove
 
     remove(run.file(_CHECKPOINT))
     _show(run, learned.selection_)
@@ -223,7 +223,7 @@ def fit(
 
 def _say_how_far(checkpoint: Path, epochs: int, minibatches: int | None) -> None:
     """One line where there is something to go on from; `minibatches` in an epoch."""
-    from pace.checkpoints import how_far
+    from pace.fitting.checkpoints import how_far
 
     found = how_far(checkpoint)
     if found is None:
@@ -256,7 +256,7 @@ def _keep_gallery(run: Run, learned: PACE, observations: Observations, images: I
     Images that would have to be looked at again are represented by a sample.
     """
     from pace.model.feeding import Lazy
-    from pace.report.summary import nearest
+    from pace.showing.report.summary import nearest
 
     numbers = np.arange(len(images))
     if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:

@@ -64,7 +64,7 @@ def report(
     The page opens from disk, without a network.
     """
     where = device_of(device)
-    from pace.report import write_report
+    from pace.showing.report import write_report
 
     fitted = open_fitted(fit_run, where, moved)
     asked = fitted.other_images(images, data_root, split, limit, seed, skip_unreadable)

@@ -1,8 +1,0 @@
-"""The report: one HTML file that shows what a model's concepts are, image by image and patch by patch.
-
-observations, images, model → explanation → a page that needs no network
-"""
-
-from pace.report.writing import write_report
-
-__all__ = ["write_report"]

@@ -1,0 +1,1 @@
+"""Explanations for people: figures and the report."""
