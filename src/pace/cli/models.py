@@ -203,7 +203,7 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int) -> nn.Linea
 
     from pace.backbones import linear_probe
     from pace.images import normalize
-    from pace.observing.pipeline import decoded
+    from pace.images.loading import decoded
     from pace.progress import progress
 
     if images.labels is None:
