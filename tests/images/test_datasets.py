@@ -176,7 +176,7 @@ def test_a_label_without_a_class_is_an_error(cub_root: Path) -> None:
 
 def test_an_image_without_label_or_part_is_an_error(cub_root: Path) -> None:
     (cub_root / "parts" / "part_locs.txt").write_text("2 1 0 0 0\n2 2 0 0 0\n3 1 0 0 0\n4 1 0 0 0\n4 2 0 0 0\n")
-    with pytest.raises(ValueError, match=r"part_locs\.txt has no line for image 3, part 2"):
+    with pytest.raises(ValueError, match=r"part_locs\.txt: expected 5 columns and a line for each part of each image"):
         CUB(cub_root)
     (cub_root / "image_class_labels.txt").write_text("1 1\n2 1\n4 2\n")
     with pytest.raises(ValueError, match=r"image_class_labels\.txt has no line for image 3"):

@@ -148,19 +148,6 @@ def test_bad_values_are_refused_and_the_good_ones_before_stay(tmp_path, field, v
     assert len(ObservationStore.open(tmp_path).observations()) == 6
 
 
-def test_batches_of_another_shape_or_place_are_refused(tmp_path):
-    write(tmp_path, images=4)
-    with StoreWriter(tmp_path, **SAME) as writer:
-        with pytest.raises(ValueError, match=r"\(9,\).*those before.*\(4,\)"):
-            writer.append(4, make_batch(4, 2)._replace(predictions=torch.full((2, 9), 1 / 9)))
-        with pytest.raises(ValueError, match=r"images 2 to 3 are in .* already"):
-            writer.append(2, make_batch(2, 2))
-        with pytest.raises(ValueError, match="beyond its end"):
-            writer.append(18, make_batch(18, 4))
-        writer.append(4, make_batch(4, 2))
-    assert len(ObservationStore.open(tmp_path)) == 6
-
-
 def test_resuming_writes_only_the_rest_and_gives_the_same_files(tmp_path):
     write(tmp_path / "whole")
     write(tmp_path / "parts", images=6)

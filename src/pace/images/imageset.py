@@ -99,9 +99,9 @@ class ImageSet(ABC):
         if reasons := self._unreadable(progress):
             raise UnreadableImagesError(reasons, len(self))
 
-    @abstractmethod
     def _unreadable(self, progress: Progress | None) -> dict[str, str]:
         """Why images cannot be read, by name."""
+        return {}
 
     def subset(self, indices: Iterable[int]) -> Self:
         """The same set with only these images, in this order."""

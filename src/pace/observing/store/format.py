@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pace.atomic import write_atomically
 
@@ -59,7 +57,7 @@ class Index:
             if found != (_FORMAT, _VERSION):
                 raise ValueError(f"expected {_FORMAT!r} in version {_VERSION}; found {found[0]!r} in {found[1]!r}")
             grid = content.pop("grid")
-            shards = tuple(_shard(**shard) for shard in content.pop("shards"))
+            shards = tuple(Shard(**shard) for shard in content.pop("shards"))
             return cls(**content, grid=None if grid is None else (int(grid[0]), int(grid[1])), shards=shards)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
@@ -78,10 +76,6 @@ class Index:
                 raise damaged(file, "it is missing")
             if file.stat().st_size != shard.bytes:
                 raise damaged(file, f"it has {file.stat().st_size} bytes instead of {shard.bytes}")
-
-
-def _shard(start: Any, images: Any, bytes: Any, crc32: Any) -> Shard:
-    return Shard(int(start), int(images), int(bytes), str(crc32))
 
 
 def checksum(file: Path) -> str | None:
@@ -105,19 +99,15 @@ def damaged(file: Path, what: str) -> ValueError:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writing process at a time. The lock ends with the process, however that ends, and child processes lack it."""
+    if sys.platform == "win32":  # has no such locks
+        yield
+        return
+    import fcntl
+
     with (folder / "lock").open("a") as file:
         try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
-                raise
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
             message = "another process is writing to this store; wait for it to finish"
-            raise BlockingIOError(errno.EAGAIN, message, os.fspath(folder)) from None
+            raise BlockingIOError(errno.EAGAIN, message, str(folder)) from error
         yield

@@ -18,7 +18,7 @@ from torch import Tensor
 from pace.atomic import write_atomically
 from pace.observations import Batch, Observations
 from pace.observing.store.format import Index, Shard, locked
-from pace.observing.store.reading import ObservationStore, layout_of
+from pace.observing.store.reading import ObservationStore
 
 SHARD_BYTES = 32 << 20  # what a kill may cost, and what a writer holds in memory
 _FLOAT16_MAX = 65504.0
@@ -57,7 +57,6 @@ class StoreWriter:
         self._shard_bytes = shard_bytes
         self._waiting: list[dict[str, Tensor]] = []
         self._start = 0  # number of the first image that is waiting
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of one image; empty before the first
         self._failed = False
 
     def __enter__(self) -> StoreWriter:
@@ -76,9 +75,6 @@ class StoreWriter:
             _refuse_other(self.path, found, self._index)
             self._index = found if self._index.total is None else replace(found, total=self._index.total)
         self._index.write(self.path)
-        if self._index.shards:
-            layout = layout_of(self.path / self._index.shards[0].file)
-            self._shapes = {name: row for name, (row, _) in layout.items()}
         listed = {shard.file for shard in self._index.shards}
         for leftover in self.path.glob("shard-*"):
             if leftover.name not in listed:
@@ -108,15 +104,8 @@ class StoreWriter:
             for name, part in batch._asdict().items()
             if part is not None
         }
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
-        self._shapes = self._shapes or shapes
-        if shapes != self._shapes:
-            raise ValueError(f"images from {start} on have shapes {shapes}, those before have {self._shapes}")
         if start != self._start + sum(len(part["attention"]) for part in self._waiting):
-            self._flush()
-        stop = start + len(batch.attention)
-        if not any(gap.start <= start and stop <= gap.stop for gap in self.gaps):
-            raise ValueError(f"images {start} to {stop - 1} are in {self.path} already or beyond its end")
+            self._flush()  # a shard holds consecutive images
         if not self._waiting:
             self._start = start
         self._waiting.append(tensors)
