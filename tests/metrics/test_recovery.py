@@ -3,16 +3,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
-from pace.metrics import (
-    classifiers,
-    faithfulness,
-    faithfulness_given_prediction,
-    majority_class,
-    nonlinear_faithfulness,
-)
+from pace.metrics import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
 
 RNG = np.random.default_rng(0)
 THETA = RNG.dirichlet(np.full(8, 0.5), 300)
@@ -46,37 +38,6 @@ def test_a_class_that_training_never_saw_cannot_be_recovered():
     yhat = YHAT.copy()
     yhat[TEST] = 9
     assert score(faithfulness, THETA, yhat) == 0
-
-
-def test_the_regression_is_the_minimum_that_scikit_learn_finds():
-    features = torch.tensor(StandardScaler().fit_transform(THETA), dtype=torch.float32)
-    targets = torch.tensor(YHAT)
-    ours = classifiers._minimise(features, targets, classifiers._start((features, targets), 4), 1e-2, 200)
-    theirs = LogisticRegression(C=1 / (1e-2 * 300), tol=1e-8, max_iter=2000).fit(features.numpy(), YHAT)
-    found = classifiers._logits(features, ours).softmax(1).numpy()
-    np.testing.assert_allclose(found, theirs.predict_proba(features.numpy()), atol=2e-3)
-
-
-def test_folds_have_the_same_share_of_every_class():
-    fold = classifiers._folds(torch.tensor(YHAT), 3, 0)
-    counts = np.array([[((fold == f) & (torch.tensor(YHAT) == c)).sum() for c in range(4)] for f in range(3)])
-    assert np.ptp(counts, axis=0).max() <= 1
-
-
-def test_the_penalty_is_strong_when_there_is_nothing_to_learn_and_weak_when_there_is(monkeypatch):
-    penalties = []
-    minimise = classifiers._minimise
-
-    def spy(features, targets, weights, penalty, iterations):
-        penalties.append((penalty, iterations))
-        return minimise(features, targets, weights, penalty, iterations)
-
-    monkeypatch.setattr(classifiers, "_minimise", spy)
-    score(faithfulness, RNG.normal(size=(300, 50)), RNG.choice(4, 300, p=[0.7, 0.1, 0.1, 0.1]))
-    assert min(penalty for penalty, iterations in penalties if iterations == classifiers._PRECISE) >= 0.1
-    penalties.clear()
-    score(faithfulness, THETA, YHAT)
-    assert min(penalty for penalty, iterations in penalties if iterations == classifiers._PRECISE) <= 0.01
 
 
 def test_an_exclusive_or_needs_the_network():

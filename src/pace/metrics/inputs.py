@@ -58,9 +58,10 @@ def patches_of(phi: Any, prefix_tokens: int) -> Array:
     return array[:, prefix_tokens:]
 
 
-def labels_of(yhat: Any, images: int, name: str = "yhat") -> Array:
-    """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the largest entry counts."""
+def labels_of(yhat: Any, images: int | None, name: str = "yhat") -> Array:
+    """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the argmax counts; None for any M."""
     array = as_array(yhat)
+    images = len(array) if images is None and array.ndim else images
     if array.ndim not in (1, 2) or len(array) != images or 0 in array.shape:
         raise ValueError(
             f"{name}: expected labels ({images},) or distributions ({images}, classes); found {array.shape}"
