@@ -39,10 +39,10 @@ def faithfulness(theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: 
     meaning="The same when ŷ was given to the explanation; far above faithfulness, the explanation only repeats it.",
 )
 def faithfulness_given_prediction(
-    theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: Any, *, seed: int = 0
+    theta_train_given: Any, yhat_train: Any, theta_test_given: Any, yhat_test: Any, *, seed: int = 0
 ) -> Measure:
     """`faithfulness` of θ inferred with ŷ given (``explain(…, use_predictions=True)``)."""
-    return faithfulness.measure(theta_train, yhat_train, theta_test, yhat_test, seed=seed)
+    return faithfulness.measure(theta_train_given, yhat_train, theta_test_given, yhat_test, seed=seed)
 
 
 @metric(

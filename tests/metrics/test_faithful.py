@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pace.metrics import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
 
@@ -19,19 +17,13 @@ def score(metric, theta, yhat, **options):
 def test_a_prediction_that_is_linear_in_theta_is_recovered():
     assert score(faithfulness, THETA, YHAT) > 0.9
     assert score(nonlinear_faithfulness, THETA, YHAT) > 0.85
-    assert score(faithfulness_given_prediction, THETA, YHAT) == score(faithfulness, THETA, YHAT)
 
 
-def test_labels_and_distributions_give_the_same():
-    shares = np.full((300, 4), 0.1)
-    shares[np.arange(300), YHAT] = 0.7
-    assert score(faithfulness, THETA, shares) == score(faithfulness, THETA, YHAT)
-
-
-def test_the_names_of_classes_do_not_matter():
-    assert score(faithfulness, THETA, np.array([70, -1, 12, 5])[YHAT]) == pytest.approx(
-        score(faithfulness, THETA, YHAT)
-    )
+def test_neither_the_scale_and_order_of_concepts_nor_the_form_of_predictions_matters():
+    order, scale = RNG.permutation(8), RNG.uniform(0.1, 10, 8)
+    value = score(faithfulness, THETA, YHAT)
+    assert score(faithfulness, (THETA * scale)[:, order], np.eye(4)[YHAT]) == pytest.approx(value, abs=0.021)
+    assert score(faithfulness_given_prediction, THETA, YHAT) == value
 
 
 def test_a_class_that_training_never_saw_cannot_be_recovered():
@@ -57,31 +49,18 @@ def test_constant_and_random_explanations_do_no_better_than_the_majority_class(m
     assert score(metric, np.random.default_rng(3).dirichlet(np.ones(5), 300), yhat) < chance + 0.05
 
 
-def test_one_concept_per_class_is_perfectly_faithful():
-    """Which is why faithfulness alone says little: the other scores expose it (test_evaluation)."""
-    assert score(faithfulness, np.eye(4)[YHAT], YHAT) == 1
-
-
 def test_rounding_in_a_constant_column_is_not_blown_up_into_a_feature():
     constant = np.full((300, 3), 0.2) + 1e-10 * (YHAT == 0)[:, None]
     assert score(faithfulness, constant, YHAT) == majority_class(YHAT[TRAIN], YHAT[TEST])
 
 
-def test_tensors_are_taken_and_gradients_left_alone():
+def test_tensors_are_taken_and_gradients_and_random_state_left_alone():
     theta = torch.tensor(THETA, dtype=torch.float32, requires_grad=True)
-    assert score(faithfulness, theta, torch.tensor(YHAT)) == pytest.approx(score(faithfulness, THETA, YHAT), abs=0.02)
-    assert theta.grad is None
+    state = torch.get_rng_state()
     with torch.no_grad():
-        assert score(nonlinear_faithfulness, theta, YHAT) > 0.8
-
-
-def test_the_callers_random_numbers_are_left_alone():
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    score(nonlinear_faithfulness, THETA, YHAT)
-    score(faithfulness, THETA, YHAT)
-    assert torch.rand(1) == expected
+        assert score(nonlinear_faithfulness, theta, torch.tensor(YHAT)) > 0.8
+    assert theta.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -90,17 +69,6 @@ def test_a_gpu_gives_the_same():
     assert score(faithfulness, theta, YHAT) == pytest.approx(score(faithfulness, THETA, YHAT), abs=0.02)
 
 
-@given(st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=4)
-def test_order_and_scale_of_concepts_do_not_matter(seed):
-    rng = np.random.default_rng(seed)
-    order, scale = rng.permutation(8), rng.uniform(0.1, 10, 8)
-    value = score(faithfulness, THETA, YHAT)
-    assert 0 <= value <= 1
-    assert score(faithfulness, (THETA * scale)[:, order], YHAT) == pytest.approx(value, abs=0.021)
-
-
-@pytest.mark.parametrize("metric", [faithfulness, nonlinear_faithfulness])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -113,10 +81,7 @@ def test_order_and_scale_of_concepts_do_not_matter(seed):
         ({"yhat_test": np.full(100, "cat")}, "yhat_test: expected class numbers"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(metric, change, words):
-    arguments = {
-        "theta_train": THETA[TRAIN], "yhat_train": YHAT[TRAIN], "theta_test": THETA[TEST], "yhat_test": YHAT[TEST]
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=words) as error:
-        metric(**{**arguments, **change})
-    assert "\n" not in str(error.value)
+def test_bad_input_is_refused(change, words):
+    given = {"theta_train": THETA[TRAIN], "yhat_train": YHAT[TRAIN], "theta_test": THETA[TEST], "yhat_test": YHAT[TEST]}
+    with pytest.raises(ValueError, match=words):
+        faithfulness(**given | change)
