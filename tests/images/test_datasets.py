@@ -100,25 +100,15 @@ def test_data_root_may_be_the_folder_or_its_parent(name, dataset, request):
         assert images.names == dataset(root).names
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("flower", "imagelabels.mat"),
-        ("flower", "setid.mat"),
-        ("flower", "jpg/image_00001.jpg"),
-        ("cars", "devkit/cars_meta.mat"),
-        ("cars", "devkit/cars_train_annos.mat"),
-        ("cars", "cars_train/00002.jpg"),
-        ("cub", "images.txt"),
-        ("cub", "classes.txt"),
-        ("cub", "image_class_labels.txt"),
-        ("cub", "train_test_split.txt"),
-        ("cub", "bounding_boxes.txt"),
-        ("cub", "parts/parts.txt"),
-        ("cub", "parts/part_locs.txt"),
-        ("cub", "images/002.Mc.Auk/c.jpg"),
-    ],
-)
+NEEDED = {
+    "flower": "imagelabels.mat setid.mat jpg/image_00001.jpg",
+    "cars": "devkit/cars_meta.mat devkit/cars_train_annos.mat cars_train/00002.jpg",
+    "cub": "images.txt classes.txt image_class_labels.txt train_test_split.txt bounding_boxes.txt parts/parts.txt "
+    "parts/part_locs.txt images/002.Mc.Auk/c.jpg",
+}
+
+
+@pytest.mark.parametrize(("name", "file"), [(name, file) for name in NEEDED for file in NEEDED[name].split()])
 def test_a_missing_file_is_named_together_with_the_layout(name, file, request):
     root = request.getfixturevalue(f"{name}_root")
     (root / file).unlink()

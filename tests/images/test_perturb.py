@@ -7,7 +7,7 @@ import torchvision.transforms.v2.functional as T
 from torchvision.transforms import RandomResizedCrop
 
 from pace.images import STAGES, Color, Perturbation
-from pace.images.perturb import BLUR_KERNEL, JITTER
+from pace.images.perturb import BLUR_KERNEL
 
 SIZE = (40, 52)
 # float32 rounding of pixel positions, hue and sums; a step of an 8-bit image is 4e-3
@@ -54,17 +54,6 @@ def test_every_stage_equals_torchvision(stages):
     expected = torch.stack([torchvision_view(image, draws, row, stages) for row, image in enumerate(images)])
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
     assert (found - images).abs().max() > 0.05
-
-
-@pytest.mark.parametrize("name", list(JITTER))
-def test_each_colour_adjustment_equals_torchvision(name):
-    adjust, low, high = JITTER[name]
-    images = batch(8)
-    factors = torch.linspace(low, high, 8)
-    expected = torch.stack(
-        [getattr(T, f"adjust_{name}")(image, float(f)) for image, f in zip(images, factors, strict=True)]
-    )
-    torch.testing.assert_close(adjust(images, factors), expected, atol=1e-5, rtol=0)
 
 
 def test_an_image_is_perturbed_alike_in_any_batch_and_order():
@@ -125,8 +114,6 @@ def test_chances_and_ranges_are_the_papers():
     counts = np.unique(draws.order, axis=0, return_counts=True)[1]
     assert len(counts) == 24
     assert counts.min() > 4000 / 24 * 0.7
-    first_brightness = (draws.order[:, 0] == 0).mean()
-    assert first_brightness == pytest.approx(0.25, abs=0.03)
 
 
 @pytest.mark.parametrize("size", [(224, 224), (60, 400)])
@@ -171,17 +158,11 @@ def test_crops_say_where_every_pixel_came_from():
         assert (view[0] * width - columns)[:, 8:-8].abs().max() < 1e-3
 
 
-def test_crops_of_switched_off_stages_are_the_whole_image():
-    boxes, flips = Perturbation(stages=("jitter",)).crops(["a", "b"], (30, 50))
-    assert boxes.tolist() == [[0, 0, 50, 30]] * 2
-    assert not flips.any()
-    boxes, flips = Perturbation(stages=("flip",)).crops(range(20), (30, 50))
-    assert boxes.tolist() == [[0, 0, 50, 30]] * 20
-    assert flips.any()
-
-
 def test_crops_carry_the_true_colours_of_color_along():
-    images = Color(n_per_class=10, noise=0)
+    boxes, flips = Perturbation(stages=("flip",)).crops(range(20), (30, 50))
+    assert boxes.tolist() == [[0, 0, 50, 30]] * 20  # no crop is the whole image
+    assert flips.any()
+    images = Color(n_per_class=5, noise=0)
     perturb = Perturbation(seed=4, stages=("flip", "crop"))
     boxes, flips = perturb.crops(range(len(images)), (224, 224))
     palette = torch.tensor([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]).float()
@@ -196,22 +177,18 @@ def test_crops_carry_the_true_colours_of_color_along():
     assert np.mean(agree) > 0.99
 
 
-def test_values_stay_in_range_dtype_is_kept_and_the_input_is_left_alone():
+def test_values_stay_in_range_dtype_and_input_are_kept_and_autocast_changes_nothing():
     images = batch(16)
     before = images.clone()
     found = Perturbation()(images, range(16))
     assert torch.equal(images, before)
     assert 0 <= found.min() <= found.max() <= 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = Perturbation()(images, range(16))
+    torch.testing.assert_close(inside, found, atol=1e-6, rtol=0)
     half = Perturbation()(images.half(), range(16))
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), found, atol=5e-3, rtol=0)
-
-
-def test_autocast_and_reduced_precision_around_it_change_nothing():
-    images = batch(4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = Perturbation()(images, range(4))
-    torch.testing.assert_close(inside, Perturbation()(images, range(4)), atol=1e-6, rtol=0)
 
 
 def test_fingerprints_tell_seed_and_stages_apart():

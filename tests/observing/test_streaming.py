@@ -48,15 +48,6 @@ def test_learning_straight_from_images_is_learning_from_what_was_kept(images, pa
     np.testing.assert_allclose(np.array(lazy.lower_bounds_), np.array(eager.lower_bounds_), rtol=1e-4)
 
 
-def test_what_is_kept_is_looked_at_once(images):
-    calls = {}
-    for keep in (True, False):
-        backbone = Tiny()
-        fit(*stream_pair(backbone, images, keep=keep), max_iter=4)
-        calls[keep] = backbone.calls
-    assert calls[True] < calls[False] / 2
-
-
 def test_what_was_kept_can_be_forgotten(images):
     backbone = Tiny()
     observations = stream(backbone, images, keep=True)
