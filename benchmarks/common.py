@@ -10,12 +10,11 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from pace import PACE, Observations
-from pace.fitting.parameters import alpha_of, prior_strength_of
+from pace.fitting.arguments import RANK, alpha_of, prior_strength_of
+from pace.model.concepts import Concepts
 from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, Settings
 from pace.model.seeding import draw_sample, place, within_covariance
-
-RANK = 16  # directions of low-rank covariances, which no script times
+from pace.model.settings import Settings
 
 
 def synchronise() -> None:

@@ -34,8 +34,10 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pace import PACE
-from pace.fitting.parameters import alpha_of, settings_of
-from pace.model.learning import Memory, Settings, pass_over, update
+from pace.fitting.arguments import alpha_of, settings_of
+from pace.model.concepts import update
+from pace.model.learning import Memory, expect_all
+from pace.model.settings import Settings
 
 SEED = 0
 AXES = {"images": "M", "concepts": "K", "dim": "d"}
@@ -142,7 +144,7 @@ def time_pace(problem: Problem) -> None:
 
     def one_pass() -> None:
         nonlocal concepts
-        concepts = update(concepts, pass_over(*problem.views, concepts, settings, memory), problem.prior, settings)
+        concepts = update(concepts, expect_all(*problem.views, concepts, settings, memory), problem.prior, settings)
 
     one_pass()
     entries, family = 0, type(concepts.gaussians)

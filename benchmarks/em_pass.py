@@ -20,9 +20,10 @@ from common import mixture_at
 from threadpoolctl import threadpool_limits
 
 from pace import PACE, Observations
-from pace.fitting.parameters import settings_of
+from pace.fitting.arguments import settings_of
 from pace.fitting.start import find_start
-from pace.model.learning import pass_over, update
+from pace.model.concepts import update
+from pace.model.learning import expect_all
 
 TOKENS = 196
 _PAUSE = 0.3  # seconds
@@ -71,7 +72,7 @@ def compare(covariance: str, d: int, n: int, k: int, repeats: int) -> str:
     def pace_pass(sweeps: int) -> None:
         nonlocal concepts
         chosen = replace(settings, max_sweeps=sweeps)
-        concepts = update(concepts, pass_over(observations, None, concepts, chosen), prior, chosen)
+        concepts = update(concepts, expect_all(observations, None, concepts, chosen), prior, chosen)
 
     sklearn_pass(), pace_pass(1)  # warm up, and move off the start
     some, square = torch.from_numpy(x[:16384]), torch.randn(d, d)
