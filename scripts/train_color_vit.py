@@ -10,9 +10,8 @@ import argparse
 import os
 
 from pace.backbones import finetune
-from pace.backbones.color_vit import SIZE
+from pace.backbones.color_vit import SIZE, new_model
 from pace.backbones.finetuning import Finetuned
-from pace.demo import new_model
 from pace.images import Color, Perturbation
 
 # No image of the demo was trained on: its own seeds are small numbers.

@@ -1,4 +1,4 @@
-"""What the Color set knows about itself: the true colour of every patch, and how steady an explanation by them would be."""
+"""The true colour of every patch of Color images, and how stable an explanation by them would be."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ def stability_of_true_colours(images: Color, perturb: Perturb, grid: tuple[int, 
     """How far θ* moves under a perturbation, where θ* counts the patches of each true colour.
 
     A perturbed patch has the palette's colour nearest to its mean, so a perturbation that changes colours changes θ* too. No
-    explanation by colours can be expected to be much steadier.
+    explanation by colours can be expected to be much more stable. `n_concepts` is at least the number of colours.
     """
-    if n_concepts < len(PALETTE):
-        raise ValueError(f"n_concepts: expected at least {len(PALETTE)}, one for each colour; found {n_concepts}")
     pixels = torch.stack([images[index] for index in range(len(images))]).float() / 255
     means = F.adaptive_avg_pool2d(perturb(pixels, range(len(images))), grid).permute(0, 2, 3, 1).numpy()
     moved = ((means[:, :, :, None] - PALETTE) ** 2).sum(-1).argmin(-1)

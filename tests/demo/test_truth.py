@@ -28,8 +28,3 @@ def test_the_whole_perturbation_moves_true_colours_further_than_its_crops(images
     crops = stability_of_true_colours(images, Perturbation(0, ("flip", "crop")), GRID, 100)
     everything = stability_of_true_colours(images, Perturbation(0), GRID, 100)
     assert 0.1 < crops < everything < 0.9
-
-
-def test_fewer_concepts_than_colours_are_refused(images):
-    with pytest.raises(ValueError, match="at least 5"):
-        stability_of_true_colours(images, Perturbation(0), GRID, 4)
