@@ -1,117 +1,127 @@
-"""What a report says about concepts and classes, computed from an explanation once, before the page is written.
+"""What figures, report and command line say about concepts and classes, each worked out in one place.
 
 θ (M, K) · φ (M, J, K) · a (M, J) attention · H (K, N) label head, columns η_n
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pace.explainer import PACE
 from pace.explanation import Array
+from pace.images.imageset import ImageSet
 from pace.observations import Observations
 
-_WORTH_A_LOOK = 0.01  # share of an image below which it does not show a concept
-_TOKENS_AT_ONCE = 1 << 14  # tokens whose distances to every μ_k are held together
-
-
-def weights(attention: Array) -> Array:
-    """The share of its image that every token stands for (M, J)."""
-    shares: Array = attention / attention.sum(1, keepdims=True)
-    return shares
-
-
-def use(phi: Array, token_weights: Array) -> Array:
-    """The share of the shown images that every concept holds (K,), each patch weighed by the attention it gets."""
-    held = token_weights.reshape(-1) @ phi.reshape(-1, phi.shape[2])
-    shares: Array = held / held.sum()
-    return shares
-
-
-def in_use(shares: Array, tokens: int) -> Array:
-    """Whether a concept holds at least one patch's worth of all `tokens` (K,)."""
-    return shares * tokens >= 1
-
-
-def left_empty(model: PACE, used: Array) -> Array:
-    """Whether a concept held nothing when it was learned, and holds nothing here (K,): there is nothing to show of it."""
-    empty: Array = np.isin(np.arange(len(used)), model.empty_concepts_) & ~used
-    return empty
-
-
-def effective_number(shares: Array) -> float:
-    """exp of the entropy: how many equally used concepts would be as diverse as these."""
-    positive = shares[shares > 0]
-    return float(np.exp(-(positive * np.log(positive)).sum()))
+_TOKENS_AT_ONCE = 1 << 14  # limits the memory that distances to all means take
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """For every concept the images whose nearest patch lies nearest to μ_k (K, n), and which patch that is."""
+class Use:
+    """Each concept's share of all patches (K,), and whether it is in use: whether it holds at least one patch (K,)."""
+
+    shares: Array
+    used: Array
+
+    @property
+    def order(self) -> list[int]:
+        """The concepts in use, largest share first."""
+        return [int(k) for k in np.argsort(-self.shares, kind="stable") if self.used[k]]
+
+    @property
+    def effective_number(self) -> float:
+        """exp of the entropy: how many equally used concepts would be as diverse as these."""
+        positive = self.shares[self.shares > 0]
+        return float(np.exp(-(positive * np.log(positive)).sum()))
+
+
+def use_of(patches: Array) -> Use:
+    """From the patches that each concept holds (K,): `PACE.concept_weights_`, or `patches_held` by some images."""
+    held = np.nan_to_num(np.asarray(patches, np.float64))
+    return Use(held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1))
+
+
+def patches_held(phi: Array, attention: Array) -> Array:
+    """How many patches each concept holds (K,), each weighted by its share of its image's attention."""
+    weights = attention / attention.sum(1, keepdims=True)
+    held: Array = weights.reshape(-1) @ phi.reshape(-1, phi.shape[2]) * phi.shape[1]
+    return held
+
+
+class TypicalPatches(NamedTuple):
+    """For every concept n patches (K, n), nearest to its mean first: their images, and their places in the grid."""
 
     images: Array
     patches: Array
 
+    def pairs(self, concept: int) -> list[tuple[int, int]]:
+        """(image, patch) of one concept."""
+        return list(zip(self.images[concept].tolist(), self.patches[concept].tolist(), strict=True))
 
-def nearest(model: PACE, observations: Observations, n: int) -> Nearest:
-    """One patch of an image at most, so that a gallery shows different images.
 
-    The same distances as `PACE.nearest_patches`, of all concepts in one pass over the observations.
+def typical_patches(means: Array, observations: Observations, n: int) -> TypicalPatches:
+    """The n patches nearest to each mean (K, d), from different images as long as there are enough images.
+
+    Neighbouring patches are much alike: five of one image say less than one from each of five.
     """
-    means = torch.as_tensor(model.means_, dtype=torch.float32)
-    closest, where = [], []
-    for _, batch in observations.batches(max(1, _TOKENS_AT_ONCE // observations.n_tokens), "cpu", torch.float32):
-        distances = torch.cdist(batch.embeddings[:, observations.prefix_tokens :], means)
-        least, patch = distances.min(1)
-        closest.append(least)
-        where.append(patch)
-    order = torch.argsort(torch.cat(closest), dim=0, stable=True)[:n]
-    return Nearest(order.T.numpy(), torch.cat(where).gather(0, order).T.numpy())
-
-
-def neighbours(means: Array, used: Array, n: int) -> list[list[int]]:
-    """For every concept the used concepts whose means lie nearest to its own, nearest first."""
-    points = torch.as_tensor(means, dtype=torch.float64)
-    distances = torch.cdist(points, points).numpy()
-    np.fill_diagonal(distances, np.inf)
-    distances[:, ~used] = np.inf
-    order = np.argsort(distances, axis=1, kind="stable")[:, :n]
-    return [[int(k) for k in row if np.isfinite(distances[concept, k])] for concept, row in enumerate(order)]
+    points = torch.as_tensor(means, dtype=torch.float32)
+    n_patches = observations.n_tokens - observations.prefix_tokens
+    per_image = min(-(-n // len(observations)), n_patches)
+    distances, places = [], []
+    at_once = max(1, _TOKENS_AT_ONCE // observations.n_tokens)
+    for images, batch in observations.batches(at_once, "cpu", torch.float32):
+        left = torch.cdist(batch.embeddings[:, observations.prefix_tokens :], points)
+        first_patch = n_patches * torch.arange(images.start, images.stop)[:, None]
+        for _ in range(per_image):
+            distance, patch = left.min(1)
+            left.scatter_(1, patch[:, None], torch.inf)
+            distances.append(distance)
+            places.append(first_patch + patch)
+    order = torch.argsort(torch.cat(distances), dim=0, stable=True)[:n]
+    found = torch.cat(places).gather(0, order).T.numpy()
+    return TypicalPatches(found // n_patches, found % n_patches)
 
 
 def evidence(label_head: Array) -> Array:
-    """η_kn less the concept's mean over classes (K, N): what all classes share cannot favour one of them."""
+    """η_kn minus the concept's mean over classes (K, N): what favours all classes alike speaks for none of them."""
     head = label_head.astype(np.float64)
     return head - head.mean(1, keepdims=True) if head.shape[1] else head
 
 
-@dataclass(frozen=True)
-class ClassConcept:
-    """A concept that speaks for a class: how strongly, and the class's images that hold most of it."""
+def class_concepts(theta: Array, evidence_for: Array, used: Array, n: int) -> list[tuple[int, float]]:
+    """The concepts in use that speak most for a class, at most n, and how strongly: mean θ_k times the evidence, above 0.
 
-    concept: int
-    strength: float
-    images: list[int]
-
-
-def class_concepts(
-    theta: Array, speaks: Array, predicted: Array | None, used: Array, *, concepts: int, images: int
-) -> list[list[ClassConcept]]:
-    """For every class its strongest concepts by mean θ_k (over the images predicted as it) times η_kn, if above 0."""
-    found = []
-    for label in range(speaks.shape[1]):
-        members = np.array([], np.int64) if predicted is None else np.flatnonzero(predicted == label)
-        typical = theta[members].mean(0) if members.size else theta.mean(0)
-        strength: Array = np.where(used, typical * speaks[:, label], -np.inf)
-        best = [int(k) for k in np.argsort(-strength, kind="stable")[:concepts] if strength[k] > 0]
-        found.append([ClassConcept(k, float(strength[k]), _holders(theta[:, k], members, images)) for k in best])
-    return found
+    `theta` (m, K) belongs to the images predicted as the class, `evidence_for` (K,) is its column of `evidence`.
+    """
+    strength = np.where(used, theta.mean(0) * evidence_for, 0)
+    order = np.argsort(-strength, kind="stable")[:n]
+    return [(int(k), float(strength[k])) for k in order if strength[k] > 0]
 
 
-def _holders(share: Array, members: Array, n: int) -> list[int]:
-    """The members with the largest share, as far as it is worth a look."""
-    order = members[np.argsort(-share[members], kind="stable")[:n]]
-    return [int(m) for m in order if share[m] >= _WORTH_A_LOOK]
+def predicted_classes(observations: Observations) -> Array | None:
+    """The class ŷ_m of every image; None without predictions."""
+    if observations.predictions is None:
+        return None
+    classes: Array = whole_array(observations.predictions).argmax(1)
+    return classes
+
+
+def class_names(given: Sequence[str] | None, images: object, n_classes: int) -> list[str]:
+    """One name for each class: those given, those of the image set if their number fits, or "class 0" and so on."""
+    if given is None and isinstance(images, ImageSet) and len(images.class_names or ()) == n_classes:
+        given = images.class_names
+    if given is None:
+        return [f"class {number}" for number in range(n_classes)]
+    if len(given) != n_classes:
+        raise ValueError(f"class_names: expected {n_classes}, one for each class; found {len(given)}")
+    return [str(name) for name in given]
+
+
+def whole_array(array: Any) -> Array:
+    """All of an array of `Observations`, wherever it is kept."""
+    part = array[:]
+    return part.double().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part, dtype=np.float64)

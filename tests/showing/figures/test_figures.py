@@ -1,6 +1,7 @@
 """Every figure, drawn from tiny planted data: what is on it, and that nothing on it collides."""
 
 import copy
+import re
 import sys
 import warnings
 from functools import cache
@@ -31,7 +32,7 @@ from pace.showing.figures import (  # noqa: E402
     three_levels,
 )
 
-NAMES = [r"a_b $x^2$ \frac{", "鷹 🦅\x00\n" + "very " * 40 + "long", "<b>&amp; class_100%</b>"]
+NAMES = [r"a_b $x^2$ \frac{", "Été\x00\n" + "very " * 40 + "long", "<b>&amp; class_100%</b>"]
 
 
 @cache
@@ -92,7 +93,7 @@ def all_figures(model, observations, images, **options):
     yield theta_bars(explanation, titles=[NAMES[1]] * 6)
 
 
-@pytest.mark.parametrize("k", [1, 3, 30, 100])
+@pytest.mark.parametrize("k", [1, 60])
 def test_no_text_overlaps_or_leaves_the_page(k):
     model, observations = fitted(k)
     for figure in all_figures(model, observations, pixels_for(observations), class_names=NAMES):
@@ -100,49 +101,32 @@ def test_no_text_overlaps_or_leaves_the_page(k):
         assert_legible(figure)
 
 
-@pytest.mark.parametrize("grid", [(1, 7), (5, 3)])
-def test_grids_of_any_shape_without_cls(grid):
-    model, with_cls = fitted(3, grid=grid)
-    observations = Observations(with_cls.embeddings[:, 1:], with_cls.attention[:, 1:], with_cls.predictions, grid)
-    for figure in all_figures(model, observations, pixels_for(observations, (40, 70))):
-        assert_legible(figure)
-
-
-def test_images_of_different_sizes_are_shown_as_the_model_saw_them():
+def test_images_of_any_size_on_a_grid_of_any_shape_are_shown_as_the_model_saw_them():
     from pace.backbones.preprocessing import Preprocessing
 
-    model, observations = fitted(3)
+    model, with_cls = fitted(3, grid=(1, 7))
+    observations = Observations(with_cls.embeddings[:, 1:], with_cls.attention[:, 1:], with_cls.predictions, (1, 7))
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (40 + m, 90 - m, 3), dtype=np.uint8) for m in range(len(observations))]
-    for figure in all_figures(model, observations, images, preprocessing=Preprocessing(size=(32, 48))):
-        assert_legible(figure)
-
-
-def test_tensors_and_arrays_give_the_same_figure(tmp_path):
-    model, observations = fitted(3)
-    images = pixels_for(observations)
-    as_tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
-    one, other = (
-        save(three_levels(model, i, observations), tmp_path / "f.png").read_bytes() for i in (images, as_tensor)
-    )
-    assert one == other
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="0 instead of 1 tokens")
+        for figure in all_figures(model, observations, images, preprocessing=Preprocessing(size=(32, 56))):
+            assert_legible(figure)
 
 
 def test_class_names_are_never_markup():
     model, observations = fitted(3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = class_concepts(model, pixels_for(observations), observations, [0, 1, 2], class_names=NAMES)
-        texts = [text for text, _ in drawn_texts(figure)]
+    texts = texts_of(class_concepts(model, pixels_for(observations), observations, [0, 1, 2], class_names=NAMES))
     assert NAMES[0] in texts
     assert NAMES[2] in texts
-    assert any(text.startswith(["□ □ very", ""][0]) and text.endswith("…") for text in texts)
+    assert any(text.startswith("Été very very") and text.endswith("…") for text in texts)
 
 
-@pytest.mark.parametrize("covariance", ["full", "diag", "tied", "low_rank"])
-def test_the_map_takes_every_family(covariance):
-    model, _ = fitted(5, covariance=covariance, rank=2)
+@pytest.mark.parametrize(("covariance", "d"), [("full", 12), ("low_rank", 12), ("tied", 1)])
+def test_the_map_takes_every_family_and_few_dimensions(covariance, d):
+    model, _ = fitted(5, covariance=covariance, d=d)
     assert_legible(concept_map(model))
+    assert all(np.isfinite(patch.get_extents().bounds).all() for patch in concept_map(model).axes[1].patches)
 
 
 def test_the_map_puts_the_means_where_their_plane_says():
@@ -161,12 +145,6 @@ def test_the_map_puts_the_means_where_their_plane_says():
 
     scale = distances(discs).max() / distances(expected).max()
     np.testing.assert_allclose(distances(discs), distances(expected) * scale, rtol=1e-3, atol=0.05)
-
-
-@pytest.mark.parametrize("d", [1, 2])
-def test_the_map_takes_few_dimensions(d):
-    model, _ = fitted(2, d=d)
-    assert_legible(concept_map(model))
 
 
 def pruned():
@@ -223,46 +201,30 @@ def test_shares_too_small_to_show_still_add_up():
     np.testing.assert_allclose(sum(bar.get_width() for bar in figure.axes[1].patches), 1)
 
 
-def test_the_map_of_a_pruned_model_draws_no_cross_for_what_lies_far_away():
-    model, _ = pruned()
-    texts = texts_of(concept_map(model))
-    assert any("16 empty, off the map" in text for text in texts)
-    assert not any("×" in text for text in texts)
-
-
 def test_empty_concepts_are_crosses_without_number_and_counted():
-    model, observations = fitted(4)
-    model = copy.copy(model)
+    model = copy.copy(fitted(4)[0])
     model.concept_weights_ = np.array([50.0, 0.0, 20.0, 0.5])
     figure = concept_map(model)
     texts = texts_of(figure)
     assert {"0", "2"} <= set(texts)
     assert not {"1", "3"} & set(texts)
     crosses = sum(len(line.get_xdata()) for line in figure.axes[1].lines if line.get_marker() == "x")
-    assert crosses == 1  # the other lies beyond the two in use
-    assert any("×: empty (1) · 1 empty, off the map" in text for text in texts)
-    gallery = [text for text, _ in drawn_texts(concept_gallery(model, pixels_for(observations), observations))]
-    assert "2 concepts · 2 of 4 stayed empty" in gallery
-    assert "Concept 1" not in gallery
+    near, far = (re.search(what, " ".join(texts)) for what in (r"×: empty \((\d)\)", r"(\d) empty, off the map"))
+    assert [int(found[1]) if found else 0 for found in (near, far)] == [crosses, 2 - crosses]
 
 
 def test_the_bound_has_a_panel_for_each_term_the_model_has():
-    data = planted(k=3, d=8, images=12, grid=(3, 3))
-    bare = Observations(data.observations.embeddings, data.observations.attention)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        whole = PACE(3, max_iter=4, n_init=1).fit(data.observations, perturbed=data.perturbed)
-        only = PACE(3, max_iter=1, n_init=1).fit(bare)
-    assert len(bound(whole).axes) == 1 + 4
-    assert len(bound(only).axes) == 1 + 1
-    assert_legible(bound(whole))
-    assert_legible(bound(only))
-    total = bound(whole).axes[1].lines[0].get_ydata()
-    np.testing.assert_allclose(total, [b.total for b in whole.lower_bounds_])
-    assert "batch" in [text for text, _ in drawn_texts(bound(PACE(3, n_init=1).partial_fit(bare)))]
+    model, observations = fitted(3)
+    whole = bound(model)
+    assert len(whole.axes) == 1 + 3  # the paper, L, L_e and L_f: there were no perturbed views
+    total = whole.axes[1].lines[0].get_ydata()
+    np.testing.assert_allclose(total, [value.total for value in model.lower_bounds_])
+    alone = PACE(3, n_init=1).partial_fit(Observations(observations.embeddings, observations.attention))
+    assert len(bound(alone).axes) == 1 + 1
+    assert "batch" in texts_of(bound(alone))
 
 
-@pytest.mark.parametrize("k", [1, 3, 12])
+@pytest.mark.parametrize("k", [1, 12])
 def test_the_number_of_concepts_is_marked_where_the_bound_is_best(k):
     model = copy.copy(fitted(3)[0])
     numbers = torch.arange(1, k + 3)
@@ -279,12 +241,8 @@ def test_the_number_of_concepts_is_marked_where_the_bound_is_best(k):
 
 
 def test_what_was_found_by_a_fit_can_be_drawn():
-    model, _ = fitted("auto", covariance="tied")
-    assert_legible(number_of_concepts(model))
-    assert any(
-        f"{len(model.means_)} concepts, found in 24 images" in text
-        for text, _ in drawn_texts(number_of_concepts(model))
-    )
+    model, _ = pruned()
+    assert f"{model.selection_.n_concepts} concepts, found in 24 images" in texts_of(number_of_concepts(model))
 
 
 def test_bars_show_theta_and_its_interval_and_the_rest_adds_up():
@@ -311,45 +269,34 @@ def test_class_concepts_are_those_that_carry_the_class_in_its_own_images():
     assert [t for t in texts if t.startswith("Concept")] == [f"Concept {k}" for k in expected]
 
 
-def test_nearest_patches_come_from_different_images_while_there_are_enough():
-    from pace.showing.figures.pieces import nearest
-
-    model, observations = fitted(3)
-    closest = model.nearest_patches(observations, 0, 1)
-    found = nearest(model, observations, 0, 6)
-    assert found[0] == (closest.images[0], closest.patches[0])
-    assert len({image for image, _ in found}) == 6
-    few = nearest(model, observations[:2], 0, 6)
-    assert len(set(few)) == 6
-    assert {image for image, _ in few} == {0, 1}
-
-
 def test_concepts_are_drawn_in_the_colour_of_the_palette_that_suits_their_patches():
-    from pace.showing.figures.pieces import looks_like
+    from pace.showing.figures.drawing import fills_like
 
-    looks = looks_like(np.array([[20, 200, 40], [5, 5, 5], [10, 10, 190], [130, 5, 5]]))
-    assert [look.color for look in looks] == ["#009E73", "#4D4D4D", "#0072B2", "#D55E00"]
-    assert len(set(looks_like(np.zeros((50, 3))))) == 50
+    fills = fills_like(np.array([[20, 200, 40], [5, 5, 5], [10, 10, 190], [130, 5, 5]]))
+    assert [fill.color for fill in fills] == ["#009E73", "#4D4D4D", "#0072B2", "#D55E00"]
+    assert len(set(fills_like(np.zeros((50, 3))))) == 50
 
 
 def test_the_outline_goes_around_what_is_inside():
-    from pace.showing.figures.overlays import outline
+    from pace.showing.figures.drawing import borders
 
-    edges = outline(np.array([[True, False], [False, False]]), (20, 40))
+    edges = borders(np.pad(np.array([[True, False], [False, False]]), 1), [0, 10, 20], [0, 20, 40])
     assert sorted(tuple(sorted(edge)) for edge in edges) == [
         ((0, 0), (0, 10)), ((0, 0), (20, 0)), ((0, 10), (20, 10)), ((20, 0), (20, 10)),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".PDF"])
-def test_saving_gives_the_same_bytes_each_time(suffix, tmp_path):
+def test_the_same_figure_gives_the_same_bytes_from_arrays_and_tensors(suffix, tmp_path):
     model, observations = fitted(3)
-    images = pixels_for(observations)
-    paths = [save(three_levels(model, images, observations), tmp_path / f"{n}{suffix}") for n in "ab"]
-    first, second = (path.read_bytes() for path in paths)
+    pixels = pixels_for(observations)
+    given = (pixels, torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    first, second = (
+        save(concept_gallery(model, images, observations), tmp_path / f"f{suffix}").read_bytes() for images in given
+    )
     assert first == second
     assert not any(word in first for word in (b"CreationDate", b"<dc:date>", b"Software"))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"a{suffix}", f"b{suffix}"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"f{suffix}"]
 
 
 def test_other_suffixes_and_missing_folders_are_refused(tmp_path):
@@ -360,41 +307,37 @@ def test_other_suffixes_and_missing_folders_are_refused(tmp_path):
         save(figure, tmp_path / "none" / "figure.png")
 
 
-def test_pyplot_and_the_users_settings_are_left_alone():
+def test_the_users_settings_are_left_alone_and_pyplot_is_not_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+
+    def settings():
+        return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if "backend" not in name}
+
     model, observations = fitted(3)
     with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "red", "lines.linewidth": 9}):
-        before = dict(matplotlib.rcParams)
+        before = settings()
         for figure in all_figures(model, observations, pixels_for(observations), class_names=NAMES):
             assert_legible(figure)
-        assert dict(matplotlib.rcParams) == before
-    if "matplotlib.pyplot" in sys.modules:
-        assert not sys.modules["matplotlib.pyplot"].get_fignums()
-
-
-def test_figures_do_not_import_pyplot():
-    import subprocess
-
-    code = "import sys, pace.showing.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+        assert settings() == before
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, o, i: three_levels(m, i[:3], o), "images: expected the 24 that were observed; found 3"),
+        (lambda m, o, i: three_levels(m, i[:3], o), "images: expected 24, one for each that was observed; found 3"),
         (lambda m, o, i: three_levels(m, i, o, shown=[]), "shown: expected at least one"),
         (lambda m, o, i: three_levels(m, i, o, concepts=[9]), r"concepts: expected some of 0 to 2; found \[9\]"),
         (lambda m, o, i: class_concepts(m, i, o, 7), "classes: expected 0 to 2; found 7"),
-        (lambda m, o, i: class_concepts(m, i, o, class_names=["a"]), "class_names: expected 3; found 1"),
+        (lambda m, o, i: class_concepts(m, i, o, class_names=["a"]), "class_names: expected 3, one for each class; found 1"),
         (lambda m, o, i: concept_gallery(m, i, Observations(o.embeddings, o.attention)), "layout of the patches"),
         (lambda m, o, i: class_concepts(m, i, Observations(o.embeddings, o.attention, grid=(4, 6), prefix_tokens=1)),
          "classes need predictions"),
-        (lambda m, o, i: overlay(i[:2], m.explain(o), 0), "expected the 24 that were explained; found 2"),
+        (lambda m, o, i: overlay(i[:2], m.explain(o), 0), "images: expected 24, one for each that was observed; found 2"),
         (lambda m, o, i: theta_bars(m.explain(o), [0, 1], titles=["a"]), "titles: expected 2"),
         (lambda m, o, i: number_of_concepts(m), "the number of concepts was given, not found"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_drawn_is_said(call, message):
+def test_what_cannot_be_drawn_is_refused_with_a_reason(call, message):
     model, observations = fitted(3)
     with pytest.raises(ValueError, match=message):
         call(model, observations, pixels_for(observations))

@@ -1,22 +1,24 @@
-"""What all figures share: sizes in points, a palette for every eye, text that is never markup, and saving."""
+"""What all figures share: sizes in points, colours that everyone can tell apart, text that is never markup, and saving."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import lru_cache, wraps
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import matplotlib
+import matplotlib.style
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 
 from pace.atomic import write_atomically
 
@@ -27,26 +29,36 @@ SMALL, BODY, HEAD = 6.0, 7.0, 8.5  # points
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#4D4D4D")
 HATCHES = ("", "/////", ".....", "xxxxx", "-----", "\\\\\\\\\\", "+++++")
 
+_STYLE = {
+    "text.parse_math": False,
+    "hatch.linewidth": 0.5,
+    "axes.linewidth": 0.5,
+    "axes.edgecolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    **{f"{axis}.labelsize": SMALL for axis in ("xtick", "ytick")},
+    **{f"{axis}.color": MUTED for axis in ("xtick", "ytick")},
+    **{f"{axis}.major.width": 0.5 for axis in ("xtick", "ytick")},
+    **{f"{axis}.major.size": 2.5 for axis in ("xtick", "ytick")},
+}
+# Without dates, the same figure gives the same file.
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufe00-\ufe0f\U000e0000-\U000e007f]")  # joiners and emoji variations
-
-P = ParamSpec("P")
-R = TypeVar("R")
+_HINTING = 1.06  # fitted to the dots of a screen, letters are up to this much wider than in print
 
 
-class Look(NamedTuple):
+class Fill(NamedTuple):
     """How a concept is told from the others of a figure."""
 
     color: str
     hatch: str
 
 
-def look(position: int) -> Look:
+def fill(position: int) -> Fill:
     """The first 56 differ in colour or hatch, the first 7 in both."""
-    return Look(PALETTE[position % 8], HATCHES[(position + position // 8) % 7])
+    return Fill(PALETTE[position % 8], HATCHES[(position + position // 8) % 7])
 
 
-class Sheet(Figure):
+class Layout(Figure):
     """A figure laid out in points from its upper left corner. A notebook shows it without pyplot."""
 
     def __init__(self, width: float, height: float) -> None:
@@ -54,13 +66,12 @@ class Sheet(Figure):
         FigureCanvasAgg(self)
         self.width, self.height = width, height
         self.suppressComposite = True  # pictures stay apart, at their own resolution, in SVG and PDF
-        self.paper = self.add_axes(
-            (0, 0, 1, 1), xlim=(0, width), ylim=(height, 0)
-        )  # one for all: axes are slow to make
+        # One set of axes for all pictures, since axes are slow to make.
+        self.paper = self.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         self.paper.set_axis_off()
 
-    def place(self, x: float, y: float, width: float, height: float, frame: bool = False) -> Axes:
-        """Axes on a rectangle of the sheet; without a frame they are a bare canvas."""
+    def panel(self, x: float, y: float, width: float, height: float, frame: bool = False) -> Axes:
+        """Axes of their own on a rectangle of the figure; without `frame`, neither ticks nor spines."""
         bottom = self.height - y - height
         box = (x / self.width, bottom / self.height, width / self.width, height / self.height)
         axes = self.add_axes(box)
@@ -74,30 +85,34 @@ class Sheet(Figure):
     ) -> Text:  # fmt: skip
         """A line of text whose top is at y; shortened where it would be wider than `room`."""
         weight = "bold" if bold else "normal"
-        line = plain(text) if room is None else shorten(text, room, size, weight)
+        line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+        if room is not None:
+            line = shortened(line, room, size, weight)
         return self.text(
             x / self.width, 1 - y / self.height, line, ha=align, va="top", fontsize=size, color=color,
             fontweight=weight, parse_math=False, usetex=False,
         )  # fmt: skip
 
-    def swatch(self, x: float, y: float, side: float, style: Look) -> None:
+    def note(self, x: float, y: float, text: str, *, align: str = "left", room: float | None = None) -> None:
+        """A line of small grey text."""
+        self.write(x, y, text, size=SMALL, color=MUTED, align=align, room=room)
+
+    def swatch(self, x: float, y: float, side: float, look: Fill) -> None:
         self.paper.add_patch(
-            Rectangle((x, y), side, side, facecolor=style.color, edgecolor="white", hatch=style.hatch, linewidth=0)
+            Rectangle((x, y), side, side, facecolor=look.color, edgecolor="white", hatch=look.hatch, linewidth=0)
         )
 
     def _repr_png_(self) -> bytes:
-        return render(self, "png", 150)
+        return _render(self, "png", 150)
 
 
-def drawn(figure_function: Callable[P, R]) -> Callable[P, R]:
-    """The figure looks the same whatever style the user has set. Only the fonts are theirs."""
-
-    @wraps(figure_function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with matplotlib.rc_context(_style()):
-            return figure_function(*args, **kwargs)
-
-    return wrapper
+@contextmanager
+def own_style(**changes: Any) -> Iterator[None]:
+    """Figures look the same whatever style the user has set; only the fonts are theirs."""
+    # By name, since reading the backend would import pyplot.
+    fonts = {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name.startswith("font.")}
+    with matplotlib.style.context(["default", fonts | _STYLE | changes]):
+        yield
 
 
 def save(figure: Figure, path: str | PathLike[str], dpi: float = 300) -> Path:
@@ -108,93 +123,27 @@ def save(figure: Figure, path: str | PathLike[str], dpi: float = 300) -> Path:
         raise ValueError(f"{path.name}: figures are saved as .png, .svg or .pdf")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
-    write_atomically(path, render(figure, kind, dpi))
+    write_atomically(path, _render(figure, kind, dpi))
     return path
 
 
-def render(figure: Figure, kind: str, dpi: float) -> bytes:
+def _render(figure: Figure, kind: str, dpi: float) -> bytes:
     buffer = BytesIO()
     # The salt makes the identifiers in an SVG the same every time; type 42 keeps text in a PDF text.
-    with matplotlib.rc_context(_style() | {"svg.hashsalt": "pace", "pdf.fonttype": 42}):
+    with own_style(**{"svg.hashsalt": "pace", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=_METADATA[kind])
     return buffer.getvalue()
 
 
-def plain(text: object) -> str:
-    """One line that matplotlib can draw: no control characters, and □ for what no chosen font has."""
-    line = str(text).encode("utf-8", "replace").decode()  # file names may hold lone surrogates
-    line = " ".join(_INVISIBLE.sub("", line).split())
-    return re.sub("□+", "□", "".join(c if c.isprintable() and _drawable(c, _families()) else "□" for c in line))
-
-
-def shorten(text: object, room: float, size: float = BODY, weight: str = "normal") -> str:
-    """As much of the text as fits into `room` points, with … where it was cut."""
-    line = plain(text)
+def shortened(line: str, room: float, size: float, weight: str) -> str:
+    """As much of the line as fits into `room` points, with … where it was cut."""
     if width_of(line, size, weight) <= room:
         return line
-    low, high = 0, len(line)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if width_of(line[:middle].rstrip() + "…", size, weight) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return line[:low].rstrip() + "…"
+    too_long = bisect_right(range(len(line)), room, key=lambda length: width_of(line[:length] + "…", size, weight))
+    return line[: too_long - 1].rstrip() + "…"
 
 
 def width_of(text: str, size: float = BODY, weight: str = "normal") -> float:
     """In points, wherever it is drawn."""
     font = FontProperties(size=size, weight=weight)
-    ruler: Any = _ruler()
-    return float(ruler.get_text_width_height_descent(text, font, ismath=False)[0]) / _SCALE * _HINTING
-
-
-_SCALE = 8
-_HINTING = 1.06  # fitted to the dots of a screen, letters are up to this much wider than in print
-
-
-@lru_cache(1)
-def _ruler() -> RendererAgg:
-    return RendererAgg(1, 1, 72 * _SCALE)  # type: ignore[no-untyped-call]
-
-
-def _families() -> tuple[str, ...]:
-    return tuple(matplotlib.rcParams["font.family"])
-
-
-@lru_cache(4096)
-def _drawable(character: str, families: tuple[str, ...]) -> bool:
-    fonts = (get_font(findfont(FontProperties(family=[family]))) for family in families)
-    return any(font.get_char_index(ord(character)) for font in fonts)
-
-
-def _style() -> Any:  # a dictionary whose type is one of every parameter's name
-    foreign = (
-        "font.",
-        "backend",
-        "webagg",
-        "interactive",
-        "toolbar",
-        "timezone",
-        "tk.",
-        "date.",
-        "animation.",
-        "keymap.",
-    )
-    usual = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith(foreign)}
-    return usual | {
-        "text.parse_math": False,
-        "hatch.linewidth": 0.5,
-        "axes.linewidth": 0.5,
-        "axes.edgecolor": MUTED,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "xtick.labelsize": SMALL,
-        "ytick.labelsize": SMALL,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.major.width": 0.5,
-        "ytick.major.width": 0.5,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
-    }
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]) * _HINTING

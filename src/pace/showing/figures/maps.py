@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Ellipse, Rectangle
 from matplotlib.patheffects import withStroke
 
 from pace.explainer import PACE
 from pace.explanation import Array
-from pace.showing.figures.pieces import percent, plural, shares
-from pace.showing.figures.sheet import INK, MUTED, PALETTE, RULE, SMALL, Sheet, drawn, width_of
+from pace.showing.figures.drawing import percent, plural
+from pace.showing.figures.layout import INK, MUTED, PALETTE, RULE, SMALL, Layout, own_style, width_of
+from pace.showing.summary import use_of
 
 _MARGIN, _WIDTH, _FOOT = 4.0, 400.0, 20.0
 _HEIGHTS = (120.0, 360.0)  # of the map, whatever the proportions of the plane
@@ -25,102 +26,79 @@ _LABEL_HEIGHT = SMALL * 1.05
 
 class _Label(NamedTuple):
     concept: int
-    x: float
-    y: float
-    inside: bool
-    leader: bool
+    place: Array
+    inside: bool  # its disc
+    leader: bool  # a line from the disc to it
 
 
-@drawn
+@own_style()
 def concept_map(model: PACE) -> Figure:
     """The means μ_k in the plane that spreads them most, with ellipses of one standard deviation of Σ_k.
 
     The plane is that of the first two principal components of the means, weighted by use; the caption says how much of
-    their variance it shows. A disc's area is the concept's use. Concepts that hold nothing are small crosses,
-    and only counted where they lie beyond all others.
+    their variance it shows. A disc's area is the concept's use. Empty concepts are small crosses, or only counted where
+    they lie beyond all others.
     """
-    use = shares(model)
-    empty = np.zeros(len(use), bool)
-    empty[model.empty_concepts_] = True
-    means, spreads = np.asarray(model.means_, np.float64), _covariances(model)
-    plane, explained = _plane(means, spreads, np.where(empty, 0.0, use))
-    points = means @ plane
-    flat = np.stack([plane.T @ spread @ plane for spread in spreads])
-
-    at, scale, room = _on_paper(points, flat, ~empty)
-    sheet = Sheet(_WIDTH, room[1] + 2 * _MARGIN + _FOOT)
-    axes = sheet.place(_MARGIN, _MARGIN, *room)
+    use = use_of(model.concept_weights_)
+    means = np.asarray(model.means_, np.float64)
+    plane, explained = _plane(means, np.where(use.used, use.shares, 0))
+    spreads = _projected_covariances(model, plane)
+    at, scale, room = _on_paper(means @ plane, spreads, use.used)
+    layout = Layout(_WIDTH, room[1] + 2 * _MARGIN + _FOOT)
+    axes = layout.panel(_MARGIN, _MARGIN, *room)
     axes.set(xlim=(0, room[0]), ylim=(0, room[1]))
     axes.add_patch(Rectangle((0, 0), *room, fill=False, edgecolor=RULE, linewidth=0.8, clip_on=False))
-    crowd = np.sqrt(max(1.0, (~empty).sum() / 30))  # many concepts are drawn smaller
-    radius = np.maximum(_SMALLEST, _LARGEST / crowd * np.sqrt(use / max(use.max(), 1e-12)))
-    used = [int(k) for k in np.argsort(-use, kind="stable") if not empty[k]]
-    for k in used:
-        variances, directions = np.linalg.eigh(flat[k])
-        wide, high = 2 * scale * np.sqrt(np.maximum(variances[::-1], 0))
-        angle = np.rad2deg(np.arctan2(directions[1, 1], directions[0, 1]))
-        ellipse = Ellipse(tuple(at[k]), wide, high, angle=angle, facecolor=PALETTE[0], alpha=0.05, linewidth=0)
-        rim = Ellipse(
-            tuple(at[k]), wide, high, angle=angle, fill=False, edgecolor=PALETTE[0], alpha=0.35, linewidth=0.5
-        )
-        axes.add_patch(ellipse)
-        axes.add_patch(rim)
-    for k in used:
-        axes.add_patch(
-            Circle(tuple(at[k]), radius[k], facecolor=PALETTE[0], edgecolor="white", linewidth=0.6, zorder=3)
-        )
-    inside = ((at >= 0) & (at <= room)).all(1)
-    axes.plot(*at[empty & inside].T, "x", color=MUTED, markersize=3, markeredgewidth=0.6, zorder=2)
-    labels = _placed(at, radius, used, room)
+    crowd = np.sqrt(max(1.0, use.used.sum() / 30))  # many concepts are drawn smaller
+    radius = np.maximum(_SMALLEST, _LARGEST / crowd * np.sqrt(use.shares / max(use.shares.max(), 1e-12)))
+    for k in use.order:
+        _show_ellipse(axes, at[k], scale**2 * spreads[k])
+        axes.add_patch(Circle(at[k], radius[k], facecolor=PALETTE[0], edgecolor="white", linewidth=0.6, zorder=3))
+    on_map = ((at >= 0) & (at <= room)).all(1)
+    axes.plot(*at[~use.used & on_map].T, "x", color=MUTED, markersize=3, markeredgewidth=0.6, zorder=2)
+    labels = _placed_labels(at, radius, use.order, room)
     for label in labels:
         if label.leader:
-            line = np.array([at[label.concept], (label.x, label.y)]).T
-            axes.plot(*line, color=MUTED, linewidth=0.4, zorder=2)
+            axes.plot(*np.array([at[label.concept], label.place]).T, color=MUTED, linewidth=0.4, zorder=2)
+        x, y = label.place
         axes.text(
-            label.x, label.y, str(label.concept), ha="center", va="center_baseline", fontsize=SMALL, zorder=4,
+            x, y, str(label.concept), ha="center", va="center_baseline", fontsize=SMALL, zorder=4,
             color="white" if label.inside else INK, fontweight="bold" if label.inside else "normal", parse_math=False,
             path_effects=[] if label.inside else [withStroke(linewidth=1.5, foreground="white")],
         )  # fmt: skip
-    note = f"disc: mean μ, area by use (largest {percent(float(use.max()))}) · ellipse: one standard deviation"
-    near, far = int((empty & inside).sum()), int((empty & ~inside).sum())
+    note = f"disc: mean μ, area by use (largest {percent(float(use.shares.max()))}) · ellipse: one standard deviation"
+    near, far = int((~use.used & on_map).sum()), int((~use.used & ~on_map).sum())
     note += f" · ×: empty ({near})" if near else ""
     note += f" · {far} empty, off the map" if far else ""
-    unnamed = len(used) - len(labels)
+    unnamed = len(use.order) - len(labels)
     second = f"first two principal components, {percent(explained)} of the variance of the means"
-    second += f" · {plural(unnamed, 'small concept')} without number for want of room" if unnamed else ""
-    sheet.write(_MARGIN, sheet.height - _FOOT - 1, note, size=SMALL, color=MUTED, room=_WIDTH - 2 * _MARGIN)
-    sheet.write(_MARGIN, sheet.height - _FOOT + 8, second, size=SMALL, color=MUTED, room=_WIDTH - 2 * _MARGIN)
-    return sheet
+    second += f" · {plural(unnamed, 'small concept')} without a number for lack of room" if unnamed else ""
+    layout.note(_MARGIN, layout.height - _FOOT - 1, note, room=_WIDTH - 2 * _MARGIN)
+    layout.note(_MARGIN, layout.height - _FOOT + 8, second, room=_WIDTH - 2 * _MARGIN)
+    return layout
 
 
-def _plane(means: Array, spreads: Sequence[Array], use: Array) -> tuple[Array, float]:
+def _plane(means: Array, weights: Array) -> tuple[Array, float]:
     """(d, 2) orthonormal directions, and the share of the means' variance that lies in them."""
-    weights = use if use.any() else np.ones(len(use))
-    weights = weights / weights.sum()
+    weights = weights / weights.sum() if weights.any() else np.full(len(weights), 1 / len(weights))
     centred = (means - weights @ means) * np.sqrt(weights)[:, None]
-    between, within = centred.T @ centred, np.zeros((means.shape[1],) * 2)
-    for weight, spread in zip(weights, spreads, strict=True):
-        within += weight * spread
-    total = float(np.trace(between))
-    # A little of the spread decides where the means leave a direction open: one or two concepts, or all on a line.
-    tilt = 1e-6 * (total or 1.0) / float(np.trace(within))
-    directions = np.linalg.eigh(between + tilt * within)[1][:, ::-1][:, :2]
-    directions *= np.where(directions[np.abs(directions).argmax(0), np.arange(directions.shape[1])] < 0, -1.0, 1.0)
-    plane = np.zeros((len(between), 2))
-    plane[:, : directions.shape[1]] = directions
-    return plane, float(np.trace(plane.T @ between @ plane)) / total if total > 0 else 1.0
+    _, strengths, directions = np.linalg.svd(centred)
+    plane = np.zeros((means.shape[1], 2))
+    plane[:, : len(directions)] = directions[:2].T
+    plane *= np.where(plane[np.abs(plane).argmax(0), [0, 1]] < 0, -1, 1)  # the same way up on every machine
+    total = float((strengths**2).sum())
+    return plane, float((strengths[:2] ** 2).sum()) / total if total else 1.0
 
 
-def _covariances(model: PACE) -> Sequence[Array]:
-    """Σ_k (d, d) of every concept, whatever the family keeps."""
-    kept = np.asarray(model.covariances_)
-    if model.covariance == "tied":
-        return [kept] * len(model.means_)
-    return [np.diag(variances) for variances in kept] if model.covariance == "diag" else kept  # type: ignore[return-value]
+def _projected_covariances(model: PACE, plane: Array) -> Array:
+    """(K, 2, 2), whatever the family keeps."""
+    kept = np.asarray(model.covariances_, np.float64)
+    if model.covariance == "diag":
+        return np.array(np.einsum("di,kd,dj->kij", plane, kept, plane))
+    return np.broadcast_to(plane.T @ kept @ plane, (len(model.means_), 2, 2))
 
 
 def _on_paper(points: Array, spreads: Array, used: Array) -> tuple[Array, float, Array]:
-    """Points of the sheet (K, 2), how many of them make one unit, and the width and height of the map."""
+    """Where points lie on the page (K, 2), how many points of the page make one unit, and the map's width and height."""
     reach = np.where(used[:, None], np.sqrt(np.maximum(np.diagonal(spreads, axis1=1, axis2=2), 0)), 0)
     shown = used if used.any() else np.ones_like(used)  # empty concepts may be far away
     low, high = (points - reach)[shown].min(0), (points + reach)[shown].max(0)
@@ -131,26 +109,34 @@ def _on_paper(points: Array, spreads: Array, used: Array) -> tuple[Array, float,
     return (points - (low + high) / 2) * scale + room / 2, scale, room
 
 
-def _placed(at: Array, radius: Array, order: list[int], room: Array) -> list[_Label]:
+def _show_ellipse(axes: Axes, centre: Array, covariance: Array) -> None:
+    variances, directions = np.linalg.eigh(covariance)
+    size = 2 * np.sqrt(np.maximum(variances[::-1], 0))
+    angle = np.rad2deg(np.arctan2(directions[1, 1], directions[0, 1]))
+    axes.add_patch(Ellipse(tuple(centre), *size, angle=angle, facecolor=PALETTE[0], alpha=0.05, linewidth=0))
+    axes.add_patch(
+        Ellipse(tuple(centre), *size, angle=angle, fill=False, edgecolor=PALETTE[0], alpha=0.35, linewidth=0.5)
+    )
+
+
+def _placed_labels(at: Array, radius: Array, order: list[int], room: Array) -> list[_Label]:
     """A number in its disc where it fits, else beside it at the nearest place that is free of other numbers and discs."""
     discs = np.column_stack([at - radius[:, None], at + radius[:, None]])[order]
     taken = np.empty((0, 4))
     labels = []
     for k in order:
         half = np.array([width_of(str(k), SMALL, "bold") / 2 + 0.6, _LABEL_HEIGHT / 2])
-        spots = [(at[k], True, False)] if np.hypot(*half) <= radius[k] else []
+        places = [_Label(k, at[k], True, False)] if np.hypot(*half) <= radius[k] else []
         for distance in _DISTANCES:
-            # Far enough along each direction that the label's box clears the disc.
             for angle in _ANGLES:
                 toward = np.array([np.cos(angle), np.sin(angle)])
-                spots.append(
-                    (at[k] + toward * (radius[k] + distance + np.abs(half * toward).sum()), False, distance > 4)
-                )
-        free = [spot for spot in spots if _is_free(spot[0], half, taken, room)]
-        clear = [spot for spot in free if spot[1] or _is_free(spot[0], half, discs, room)]
-        for place, inside, leader in (clear or free)[:1]:
-            taken = np.vstack([taken, [*(place - half), *(place + half)]])
-            labels.append(_Label(k, float(place[0]), float(place[1]), inside, leader))
+                away = radius[k] + distance + np.abs(half * toward).sum()  # so that the label's box clears the disc
+                places.append(_Label(k, at[k] + toward * away, False, distance > 4))
+        free = [label for label in places if _is_free(label.place, half, taken, room)]
+        clear = [label for label in free if label.inside or _is_free(label.place, half, discs, room)]
+        for label in (clear or free)[:1]:
+            taken = np.vstack([taken, [*(label.place - half), *(label.place + half)]])
+            labels.append(label)
     return labels
 
 
