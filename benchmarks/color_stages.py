@@ -15,10 +15,11 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from pace import PACE, Backbone
 from pace.backbones.color_vit import LAYER, SIZE, load_model
-from pace.demo.truth import stability_of_true_colours, true_colours
+from pace.baselines import TrueColors
 from pace.images import AUGMENT_SEED, Color, Perturbation
 from pace.images.perturb import STAGES
 from pace.metrics import sparsity, stability, stability_ratio
+from pace.metrics.ground_truth import seen_colors, true_colors
 from pace.observing.extract import observe_pair
 
 
@@ -44,11 +45,12 @@ def main() -> None:
             assert seen.grid is not None
             assert one.phi is not None
             patches = np.asarray(one.phi)[:, seen.prefix_tokens :].argmax(2)
-            recovery = normalized_mutual_info_score(true_colours(test, seen.grid).ravel(), patches.ravel())
-            ours, theirs = (
-                stability(one.theta, other.theta),
-                stability_of_true_colours(test, perturbation, seen.grid, arguments.concepts),
-            )
+            colors = true_colors(test, backbone.preprocessing, seen.grid)
+            recovery = normalized_mutual_info_score(colors.ravel(), patches.ravel())
+            looks = seen_colors(test, backbone.preprocessing, seen.grid, perturbation)
+            answer = TrueColors([(seen, colors), (moved, looks)], arguments.concepts)
+            ours = stability(one.theta, other.theta)
+            theirs = stability(answer.explain(seen).theta, answer.explain(moved).theta)
             name = "all" if stages == STAGES else stages[0]
             print(
                 f"| {seed} | {name} | {ours:.3f} | {theirs:.3f} | {ours / max(theirs, 1e-9):.2f} "

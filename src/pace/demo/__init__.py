@@ -5,6 +5,5 @@ Needs no data and no network.
 
 from pace.backbones.color_vit import load_model
 from pace.demo.running import DemoResult, run
-from pace.demo.truth import stability_of_true_colours, true_colours
 
-__all__ = ["DemoResult", "load_model", "run", "stability_of_true_colours", "true_colours"]
+__all__ = ["DemoResult", "load_model", "run"]

@@ -17,7 +17,6 @@ import torch
 from pace import __version__
 from pace.atomic import write_atomically
 from pace.backbones.color_vit import LAYER, SIZE, load_model
-from pace.demo.truth import stability_of_true_colours, true_colours
 from pace.explainer import PACE
 from pace.images import Color, Perturbation
 from pace.metrics import Score, Scores
@@ -81,7 +80,9 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     began = time.monotonic()
     announce("making the images and loading the transformer", progress)
     from pace.backbones import Backbone
-    from pace.metrics import evaluate
+    from pace.baselines import TrueColors
+    from pace.metrics import evaluate, stability
+    from pace.metrics.ground_truth import seen_colors, true_colors
     from pace.observing.extract import observe_pair
     from pace.showing import figures
     from pace.showing.report import write_report
@@ -97,9 +98,11 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     announce(f"learning {n_concepts} concepts", progress)
     model = PACE(n_concepts, seed=seed, progress=progress).fit(learned, perturbed=learned_perturbed)
     announce("scoring them on images they have not seen", progress)
-    grid = backbone.grid(SIZE, SIZE)
-    scores = evaluate(model, learned, seen, seen_perturbed, colours=true_colours(test, grid), seed=seed)
-    reference = stability_of_true_colours(test, perturb, grid, n_concepts)
+    known = backbone.preprocessing, backbone.grid(SIZE, SIZE)
+    colours = true_colors(test, *known)
+    scores = evaluate(model, learned, seen, seen_perturbed, colours=colours, seed=seed)
+    answer = TrueColors([(seen, colours), (seen_perturbed, seen_colors(test, *known, perturb))], n_concepts)
+    reference = stability(answer.explain(seen).theta, answer.explain(seen_perturbed).theta)
     scores = Scores([*scores.values(), _reference_score(reference)], scores.warnings)
 
     announce("writing the report and the figures", progress)

@@ -72,24 +72,18 @@ def faded(pixels: Pixels) -> Array:
 # -- pictures and patches ---------------------------------------------------------------------------------------------
 
 
-def fitted_size(size: Sequence[int], width: float, height: float) -> tuple[float, float]:
-    """Width and height of (height, width) pixels made as large as the room allows."""
-    scale = min(width / size[1], height / size[0])
-    return size[1] * scale, size[0] * scale
-
-
 def show(layout: Layout, pixels: Array, x: float, y: float, width: float, height: float) -> Transform:
     """A picture in the middle of its room. The transform returned is for drawing on it in its pixels.
 
     A hairline goes around it, which white images need.
     """
-    wide, high = fitted_size(pixels.shape, width, height)
+    scale = min(width / pixels.shape[1], height / pixels.shape[0])
+    wide, high = scale * pixels.shape[1], scale * pixels.shape[0]
     left, top = x + (width - wide) / 2, y + (height - high) / 2
     # "antialiased" leaves enlarged pixels squares, so that a patch is not sharper on paper than the model saw it.
     layout.paper.imshow(pixels, extent=(left, left + wide, top + high, top), aspect="auto", interpolation="antialiased")
     layout.paper.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor=RULE, linewidth=0.5))
-    scale = Affine2D().scale(wide / pixels.shape[1], high / pixels.shape[0])
-    return scale.translate(left, top) + layout.paper.transData
+    return Affine2D().scale(scale).translate(left, top) + layout.paper.transData
 
 
 def show_patches(

@@ -89,7 +89,10 @@ def three_levels(
     intervals = f"share θ of each concept, {100 * level:.0f} % intervals"
     _head(layout, image_x, "Image level", intervals, map_x - image_x - 4)
     _head(layout, map_x, "Patch level", f"by {factor} × {factor} patches" if factor > 1 else "by patches", _PICTURE)
-    captions = _captions(rows, classes, class_names, images, observations.n_classes)
+    captions = [f"image {m}" for m in rows]
+    if classes is not None:
+        names = summary.class_names(class_names, images, observations.n_classes)
+        captions = [names[classes[m]] for m in rows]
     bars = [drawing.theta_bars_of(explanation, position, wanted, fills, level) for position in range(len(rows))]
     bar_labels, scale = drawing.shared_scale(bars)
     coarse = explanation.aggregate(factor)
@@ -101,15 +104,6 @@ def three_levels(
         drawing.show_bars(layout, bars[position], image_x + _PICTURE + _GAP, y, _BARS, step, bar_labels, scale)
         _show_map(layout, pictures[m], coarse, position, grid, factor, dict(zip(wanted, fills, strict=True)), map_x, y)
     return layout
-
-
-def _captions(
-    rows: Sequence[int], classes: Array | None, given: Sequence[str] | None, images: Images, n_classes: int
-) -> list[str]:
-    if classes is None:
-        return [f"image {m}" for m in rows]
-    names = summary.class_names(given, images, n_classes)
-    return [names[classes[m]] for m in rows]
 
 
 def _head(layout: Layout, x: float, title: str, note: str, room: float) -> None:
@@ -154,7 +148,7 @@ def _show_map(
     place = drawing.show(layout, tinted.astype(np.uint8), x, y, _PICTURE, _PICTURE)
     regions = np.where(np.isin(main, list(fills)), main, -1)
     drawing.show_borders(layout, drawing.borders(np.pad(regions, 1, "edge"), down, across), place, INK, 0.7)
-    points = drawing.fitted_size(pixels.shape, _PICTURE, _PICTURE)[0] / pixels.shape[1]  # of the page, in a pixel
+    points = _PICTURE / max(pixels.shape[:2])  # of the page, in a pixel
     for k in fills:
         numbered, count = label(regions == k)
         for number in range(1, count + 1):

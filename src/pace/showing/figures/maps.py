@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,16 +17,10 @@ from pace.showing.summary import use_of
 _MARGIN, _WIDTH, _FOOT = 4.0, 400.0, 20.0
 _HEIGHTS = (120.0, 360.0)  # of the map, whatever the proportions of the plane
 _LARGEST, _SMALLEST = 10.0, 1.8  # radius in points of the most used concept, and of one that is hardly used
-_ANGLES = np.deg2rad(np.arange(0, 360, 22.5))
+_TOWARD = [np.array([np.cos(angle), np.sin(angle)]) for angle in np.deg2rad(np.arange(0, 360, 22.5))]
 _DISTANCES = (0.5, 4.0, 9.0, 15.0, 22.0, 30.0, 40.0, 52.0, 66.0)
 _LABEL_HEIGHT = SMALL * 1.05
-
-
-class _Label(NamedTuple):
-    concept: int
-    place: Array
-    inside: bool  # its disc
-    leader: bool  # a line from the disc to it
+_LEADER = 12.0  # from this distance on a line leads from the disc to its number
 
 
 @own_style()
@@ -55,15 +47,15 @@ def concept_map(model: PACE) -> Figure:
         axes.add_patch(Circle(at[k], radius[k], facecolor=PALETTE[0], edgecolor="white", linewidth=0.6, zorder=3))
     on_map = ((at >= 0) & (at <= room)).all(1)
     axes.plot(*at[~use.used & on_map].T, "x", color=MUTED, markersize=3, markeredgewidth=0.6, zorder=2)
-    labels = _placed_labels(at, radius, use.order, room)
-    for label in labels:
-        if label.leader:
-            axes.plot(*np.array([at[label.concept], label.place]).T, color=MUTED, linewidth=0.4, zorder=2)
-        x, y = label.place
+    labels = _label_places(at, radius, use.order, room)
+    for k, (x, y) in labels.items():
+        distance = np.hypot(*(at[k] - (x, y)))
+        if distance > radius[k] + _LEADER:
+            axes.plot([at[k, 0], x], [at[k, 1], y], color=MUTED, linewidth=0.4, zorder=2)
         axes.text(
-            x, y, str(label.concept), ha="center", va="center_baseline", fontsize=SMALL, zorder=4,
-            color="white" if label.inside else INK, fontweight="bold" if label.inside else "normal", parse_math=False,
-            path_effects=[] if label.inside else [withStroke(linewidth=1.5, foreground="white")],
+            x, y, str(k), ha="center", va="center_baseline", fontsize=SMALL, zorder=4, parse_math=False,
+            color=INK if distance else "white", fontweight="normal" if distance else "bold",
+            path_effects=[withStroke(linewidth=1.5, foreground="white")] if distance else [],
         )  # fmt: skip
     note = f"disc: mean μ, area by use (largest {percent(float(use.shares.max()))}) · ellipse: one standard deviation"
     near, far = int((~use.used & on_map).sum()), int((~use.used & ~on_map).sum())
@@ -119,25 +111,25 @@ def _show_ellipse(axes: Axes, centre: Array, covariance: Array) -> None:
     )
 
 
-def _placed_labels(at: Array, radius: Array, order: list[int], room: Array) -> list[_Label]:
+def _label_places(at: Array, radius: Array, order: list[int], room: Array) -> dict[int, Array]:
     """A number in its disc where it fits, else beside it at the nearest place that is free of other numbers and discs."""
     discs = np.column_stack([at - radius[:, None], at + radius[:, None]])[order]
-    taken = np.empty((0, 4))
-    labels = []
+    taken, found = np.empty((0, 4)), {}
     for k in order:
         half = np.array([width_of(str(k), SMALL, "bold") / 2 + 0.6, _LABEL_HEIGHT / 2])
-        places = [_Label(k, at[k], True, False)] if np.hypot(*half) <= radius[k] else []
-        for distance in _DISTANCES:
-            for angle in _ANGLES:
-                toward = np.array([np.cos(angle), np.sin(angle)])
-                away = radius[k] + distance + np.abs(half * toward).sum()  # so that the label's box clears the disc
-                places.append(_Label(k, at[k] + toward * away, False, distance > 4))
-        free = [label for label in places if _is_free(label.place, half, taken, room)]
-        clear = [label for label in free if label.inside or _is_free(label.place, half, discs, room)]
-        for label in (clear or free)[:1]:
-            taken = np.vstack([taken, [*(label.place - half), *(label.place + half)]])
-            labels.append(label)
-    return labels
+        inside = [at[k]] if np.hypot(*half) <= radius[k] else []
+        # Beside the disc, far enough for the label's box to clear it.
+        beside = [
+            at[k] + toward * (radius[k] + distance + np.abs(half * toward).sum())
+            for distance in _DISTANCES
+            for toward in _TOWARD
+        ]
+        inside, beside = ([spot for spot in some if _is_free(spot, half, taken, room)] for some in (inside, beside))
+        clear = [spot for spot in beside if _is_free(spot, half, discs, room)]
+        for spot in (inside + clear + beside)[:1]:
+            taken = np.vstack([taken, [*(spot - half), *(spot + half)]])
+            found[k] = spot
+    return found
 
 
 def _is_free(place: Array, half: Array, boxes: Array, room: Array) -> bool:
