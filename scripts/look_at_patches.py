@@ -1,9 +1,9 @@
-"""Draw the three levels of a fit for test images at fixed places, so that nobody chooses them.
+"""Draw the three-level figure of a fit for evenly spaced test images, so that nobody picks them by hand.
 
     uv run python scripts/look_at_patches.py runs/fit-cub --out cub.png
 
-The images shown are the first, the last and those at equal distances between them; patches of the concepts come from 49 such
-images. Which concepts are shown follows from the images' θ.
+Five images are shown: the first, the last and three between them. Typical patches come from 49 such images, and the concepts
+are those with the largest θ in the images shown.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from pace.cli.fitted import open_fitted
 from pace.showing import figures
 
-_OBSERVED, _EVERY = 49, 12  # images, of which every so many is shown
+_OBSERVED, _EVERY = 49, 12  # images, of which every 12th is shown
 
 
 def main() -> None:

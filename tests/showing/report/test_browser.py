@@ -1,6 +1,5 @@
 """The report in a real browser. The `open_page` fixture fails a test whose page complains or requests anything."""
 
-import copy
 import re
 from itertools import pairwise
 
@@ -138,21 +137,6 @@ def test_the_number_view_shows_the_bound_and_each_concepts_evidence(pruned, repo
     assert other.get_by_role("link", name="Number").count() == 0
 
 
-def test_a_concept_that_was_found_and_is_empty_after_the_fit_is_mentioned(case, pruned, tmp_path, open_page):
-    last = pruned.model.selection_.n_concepts - 1
-    model = copy.copy(pruned.model)
-    model.concept_weights_ = np.where(np.arange(30) == last, 0, model.concept_weights_)
-    explanation = model.explain(case.observations)
-    explanation.phi[:, :, 0] += explanation.phi[:, :, last]
-    explanation.phi[:, :, last] = 0
-    path = tmp_path / "r.html"
-    write_report(path, model, case.images.pixels, case.observations, explanation=explanation)
-    page = open_page(path, "#/number")
-    assert heading(page) == f"{last + 1} concepts were found"
-    expect(page.locator(".lead")).to_contain_text(f"After the fit, {last} concepts hold patches.")
-    assert page.locator(".worth .face img").count() == last
-
-
 # -- images -----------------------------------------------------------------------------------------------------------
 
 
@@ -273,23 +257,15 @@ def test_images_are_searched_and_filtered(case, report, open_page):
     assert shown.count() == (predicted == predicted[5]).sum()
     page.get_by_label("Search").fill("no such image")
     assert page.get_by_text("0 of 24 images").is_visible()
-
-
-def test_images_are_filtered_by_a_concept_from_its_page(case, report, open_page):
     k = page_data(report)["order"][0]
     containing = int((case.explanation.theta[:, k] >= 0.01).sum())
     assert 8 < containing < 24
-    page = open_page(report, f"#/concepts/{k}")
-    assert page.locator("section[aria-labelledby=images] .sample").count() == 8
+    go(page, f"concepts/{k}")
     page.get_by_role("link", name=f"See all {containing} images").click()
     arrived(page, "images")
     assert heading(page) == case.images.names[case.explanation.theta[:, k].argmax()]
-    shown, choice = page.locator(".browser-list li:not([hidden])"), page.get_by_label("Contains")
     expect(shown).to_have_count(containing)
-    expect(choice).to_have_value(str(k))
-    assert f"Concept {k} ({containing})" in choice.inner_text()
-    choice.select_option("")
-    expect(shown).to_have_count(24)
+    expect(page.get_by_label("Contains")).to_have_value(str(k))
 
 
 # -- classes and trust ------------------------------------------------------------------------------------------------

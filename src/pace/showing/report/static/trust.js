@@ -30,7 +30,7 @@ const trustView = {
   render() {
     return h("div", { class: "page" },
       h("header", { class: "lead" }, h("h1", {}, "Can it be trusted?"),
-        note("An explanation can score well and still explain nothing. So each of the five main scores stands beside the numbers that would show it.")),
+        note("An explanation can score well and still explain nothing. So each of the five main scores stands beside the numbers that would reveal it.")),
       verdict(), scoreSections(), facts(), bounds());
   },
 };
