@@ -84,7 +84,6 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     from pace.metrics import evaluate, stability
     from pace.metrics.ground_truth import seen_colors, true_colors
     from pace.observing.extract import observe_pair
-    from pace.showing import figures
     from pace.showing.report import write_report
 
     train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
@@ -118,14 +117,7 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
         scores=scores,
         title="Color: what a small vision transformer sees",
     )
-    drawn = {
-        "three-levels": figures.three_levels(model, **shown, n_concepts=N_CONCEPTS),
-        "classes": figures.class_concepts(model, **shown),
-        "concepts": figures.concept_gallery(model, **shown),
-        "bound": figures.bound(model),
-        "concept-map": figures.concept_map(model),
-    }
-    saved = tuple(figures.save(figure, folder / "figures" / f"{name}.png", dpi=150) for name, figure in drawn.items())
+    drawn = _draw_figures(folder / "figures", model, shown)
     seconds = time.monotonic() - began
     record = {
         "settings": {"n_per_class": n_per_class, "layer": LAYER, "n_concepts": n_concepts, "seed": seed},
@@ -135,7 +127,20 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
         **scores.as_dict(),
     }
     write_atomically(folder / "scores.json", json.dumps(record, indent=1).encode())
-    return DemoResult(folder, report, saved, model, scores, reference, seconds)
+    return DemoResult(folder, report, drawn, model, scores, reference, seconds)
+
+
+def _draw_figures(folder: Path, model: PACE, shown: dict[str, Any]) -> tuple[Path, ...]:
+    from pace.showing import figures
+
+    drawn = {
+        "three-levels": figures.three_levels(model, **shown, n_concepts=N_CONCEPTS),
+        "classes": figures.class_concepts(model, **shown),
+        "concepts": figures.concept_gallery(model, **shown),
+        "bound": figures.bound(model),
+        "concept-map": figures.concept_map(model),
+    }
+    return tuple(figures.save(figure, folder / f"{name}.png", dpi=150) for name, figure in drawn.items())
 
 
 def _reference_score(stability: float) -> Score:

@@ -60,7 +60,7 @@ def concepts(
     """The concepts by use. Those that stayed empty when they were learned and hold nothing here are not shown."""
     grid = grid_of(observations)
     attention = summary.whole_array(observations.attention)
-    use = summary.use_of(summary.patches_held(_phi(explanation), attention))
+    use = _use(observations, explanation)
     shown = use.used | summary.use_of(model.concept_weights_).used
     typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations)))
     near = [typical.pairs(k) if shown[k] else [] for k in range(len(shown))]
@@ -83,9 +83,8 @@ def concepts(
 
 
 def classes(model: PACE, observations: Observations, explanation: Explanation, names: list[str]) -> dict[str, Any]:
-    """The classes: the concepts that speak for each, and the images of the class that hold most of them."""
-    attention = summary.whole_array(observations.attention)
-    used = summary.use_of(summary.patches_held(_phi(explanation), attention)).used
+    """The classes: the concepts that speak for each, and the images of the class that have most of them."""
+    used = _use(observations, explanation).used
     evidence, theta = summary.evidence(model.label_head_), explanation.theta
     predicted = summary.predicted_classes(observations)
     found = []
@@ -168,6 +167,11 @@ def _predictions(observations: Observations) -> list[list[tuple[int, float]]] | 
     predictions = summary.whole_array(observations.predictions)
     best = np.argsort(-predictions, axis=1, kind="stable")[:, :_PREDICTIONS]
     return [[(int(n), round(float(row[n]), 4)) for n in top] for row, top in zip(predictions, best, strict=True)]
+
+
+def _use(observations: Observations, explanation: Explanation) -> summary.Use:
+    """Of the concepts in these images."""
+    return summary.use_of(summary.patches_held(_phi(explanation), summary.whole_array(observations.attention)))
 
 
 def _phi(explanation: Explanation) -> Array:
