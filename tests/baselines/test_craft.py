@@ -105,18 +105,13 @@ def test_a_class_without_training_images_is_explained_with_the_dictionary_of_all
     np.testing.assert_allclose(method.explain(zeros).theta, shared.explain(zeros).theta, rtol=1e-3, atol=1e-4)
 
 
-def test_a_sample_of_patches_is_enough():
-    toy, train, rows, _ = planted(images=200)
-    assert matched(torch.from_numpy(CRAFT(4, split=0, sample=600).fit(toy, train).concepts_), rows).min() > 0.97
-
-
 def test_more_concepts_than_patches_are_refused():
     toy, train, _, _ = planted(images=2)
     with pytest.raises(ValueError, match="n_concepts=20 is more than the 14 patches"):
         CRAFT(20).fit(toy, train)
 
 
-@pytest.mark.parametrize("options", [{"explains": "everything"}, {"split": 0.9}])
+@pytest.mark.parametrize("options", [{"explains": "everything"}, {"split": 0.9}, {"sample": 0}])
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         CRAFT(4, **options)

@@ -2,19 +2,16 @@
 
 M images · B of them in a batch · J observed tokens, and CLS · T ≥ J tokens of the model · R ≤ J that h reads · d channels
 
-Often h reads few of its tokens: after the last block most models go on with CLS alone. Which ones is found out by the
-gradient, and only those are worked on. It also settles the tokens that do not count: where h does not read them they do not
-matter; elsewhere registers go through it as they are, and nothing is attributed to them. CLS is attributed to whether it
-counts as a patch or not: the prediction is read from it. Observations that have left out what h reads are an error rather
-than a wrong explanation.
+Often h reads few of its tokens: after the last block most models use CLS alone. The gradient shows which, and only those are
+processed. Tokens that do not count and that h does not read have no effect. Registers that it reads are passed through
+unchanged, and nothing is attributed to them. CLS is attributed to whether it counts as a patch or not, since the prediction is
+read from it. Observations without tokens that h reads are an error rather than a wrong explanation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,22 +19,19 @@ import torch
 from torch import Tensor
 
 from pace.baselines.explainer import SplitModel
-from pace.baselines.split import SplitObservations
+from pace.baselines.tokens import SplitObservations, differentiable, reading
 from pace.observations import ArrayLike, Observations
 
-# Values of tokens that go through h at once, on a CPU and on a GPU; more where it reads one token, since it is then light.
+# Values of tokens that go through h at once, on a CPU and on a GPU; more where it reads one token, which is cheap.
 _AT_ONCE_CPU, _AT_ONCE, _LIGHT = 1 << 22, 1 << 26, 4
-# Random inputs by which it is found out what h reads, two of each scale. Where tokens are all but zero attention is even, so
-# that none is overlooked because attention to it underflows.
-_PROBE_SCALES = (1.0, 1.0, 1e-3, 1e-3)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some images: where they are, the tokens that h reads of them (B, R, d), and their predicted classes (B,).
+    """Some images: their place, the tokens that h reads of them (B, R, d), and their predicted classes (B,).
 
-    Its functions take tokens (B S, R, d), S variants of every image, image by image, and put beside each what h reads of
-    that image without its counting, `beside` (B, U, d).
+    Its functions take tokens (B S, R, d), S variants of every image, image by image, and add to each what h reads of that
+    image but does not count, `beside` (B, U, d).
     """
 
     images: slice
@@ -52,7 +46,7 @@ class Part:
         return self.head(tokens, None if self.beside is None else self.beside.repeat_interleave(each, 0))
 
     def logit(self, tokens: Tensor) -> Tensor:
-        """h_ŷ (B S,), of the class to be explained."""
+        """h_ŷ (B S,), the logit to be explained."""
         targets = self.targets.repeat_interleave(len(tokens) // len(self.targets))
         return self.logits(tokens).gather(1, targets[:, None]).squeeze(1)
 
@@ -62,13 +56,6 @@ class Part:
             tokens = tokens.clone().requires_grad_()
             (gradient,) = torch.autograd.grad(self.logit(tokens).sum(), tokens)
         return gradient
-
-
-@contextmanager
-def differentiable() -> Iterator[None]:
-    """Gradients inside, whatever the caller's mode."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
 
 
 class Head:
@@ -95,7 +82,7 @@ class Head:
         self.reads = taken.nonzero().squeeze(1)
         if not len(self.reads):
             raise ValueError(
-                "the model reads none of the tokens that were observed of this layer: nothing can be attributed"
+                "the model reads none of the observed tokens of this layer, so nothing can be attributed to them"
             )
         self._places = read.nonzero().squeeze(1)  # among all tokens
         # Of those read, how many come before those that do not count.
@@ -103,12 +90,12 @@ class Head:
         self._held: WeakKeyDictionary[Observations, Tensor] = WeakKeyDictionary()
 
     def __call__(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
-        """Logits (B, N), float32. What h does not read is filled with anything that costs nothing."""
+        """Logits (B, N), float32. What h does not read can be filled with anything."""
         if beside is not None:
             tokens = torch.cat([tokens[:, : self._before], beside, tokens[:, self._before :]], 1)
         tokens = tokens.to(self._dtype)
         if len(self._places) == 1:
-            whole = tokens.expand(-1, self._total, -1)  # a view: a hundred thousand coalitions fit
+            whole = tokens.expand(-1, self._total, -1)  # a view: a hundred thousand masks fit into memory
         elif len(self._places) == self._total:
             whole = tokens
         else:
@@ -116,7 +103,7 @@ class Head:
         return self._backbone.forward_from(whole, self._size).float()
 
     def rows(self, gradients: bool = False) -> int:
-        """How many inputs to give to h at once."""
+        """How many inputs to pass to h at once."""
         tokens = self._total if gradients else len(self._places)
         values = (_AT_ONCE_CPU if self.device.type == "cpu" else _AT_ONCE) * (_LIGHT if len(self._places) == 1 else 1)
         return max(1, values // (tokens * self._shape[1]))
@@ -148,7 +135,7 @@ class Head:
         if len(self._beside) and not isinstance(observations, SplitObservations):
             raise ValueError(
                 f"the model reads {len(self._beside)} tokens of this layer that the observations leave out (CLS, which "
-                f"counts with count_cls=True only, or registers): use EveryToken(backbone).observe(images)"
+                f"only counts with count_cls=True, or registers): use EveryToken(backbone).observe(images)"
             )
 
     def _tokens(self, observations: Observations, images: slice) -> Tensor:
@@ -157,7 +144,7 @@ class Head:
             return held[images]
         if len(self._places) > 1:
             return self._load(observations, images)
-        # One token an image is little, and a hundred runs would read all the others a hundred times.
+        # One token per image is small; without keeping it, a hundred runs would read all tokens a hundred times.
         step = max(1, _AT_ONCE // (observations.n_tokens * observations.dim))
         held = torch.cat([self._load(observations, slice(i, i + step)) for i in range(0, len(observations), step)])
         self._held[observations] = held
@@ -167,7 +154,7 @@ class Head:
         cls = _cls_beside(observations)
         observed = self.reads[self.reads >= cls] - cls
         found = [_beside(observations, images, self.reads[self.reads < cls])] if cls else []
-        if len(observed) or not cls:  # else nothing but CLS is read, and the patches may lie on a disk
+        if len(observed) or not cls:  # else only CLS is read, and the patches need not be loaded from disk
             embeddings = observations.batch(images).embeddings
             found.append(embeddings[:, observed.to(embeddings.device)])
         return torch.cat([some.to(self.device, torch.float32) for some in found], 1)
@@ -198,31 +185,8 @@ class Head:
         return torch.cat([places[:prefix], places[self._total - (tokens - prefix) :]])
 
 
-class Reading(NamedTuple):
-    """What h takes: which of all T tokens (T,) some logit depends on, their type and dimensions; how many logits it gives."""
-
-    tokens: Tensor
-    dtype: torch.dtype
-    dim: int
-    n_classes: int
-
-
-def reading(backbone: SplitModel, size: tuple[int, int]) -> Reading:
-    """Found out by the gradient of h, for images of a size."""
-    with differentiable():
-        with torch.no_grad():
-            every = backbone.split(torch.zeros(1, 3, *size, device=backbone.device))
-        generator = torch.Generator().manual_seed(0)
-        scales = torch.tensor(_PROBE_SCALES)[:, None, None]
-        probe = scales * torch.randn(len(scales), *every.shape[1:], generator=generator)
-        probe = probe.to(backbone.device, every.dtype).requires_grad_()
-        logits = backbone.forward_from(probe, size)
-        (gradient,) = torch.autograd.grad(logits.float().square().sum(), probe)
-    return Reading(gradient.abs().amax((0, 2)) > 0, every.dtype, every.shape[2], logits.shape[1])
-
-
 def _cls_beside(observations: Observations) -> int:
-    """1 where CLS lies beside the observed tokens, before all others that do."""
+    """1 where CLS lies beside the observed tokens, as the first of those that do."""
     return int(isinstance(observations, SplitObservations) and observations.cls_beside)
 
 
@@ -234,7 +198,7 @@ def _shape_of(observations: Observations) -> tuple[int, int, int]:
 
 def _beside(observations: Observations, images: slice, places: Tensor) -> Tensor:
     """Some of the tokens that lie beside the observed ones."""
-    assert isinstance(observations, SplitObservations)  # which `check` has seen to
+    assert isinstance(observations, SplitObservations)  # ensured by `check`
     rest = observations.rest[images]
     rest = rest if isinstance(rest, Tensor) else torch.from_numpy(np.asarray(rest))
     return rest[:, places.to(rest.device)]
@@ -253,5 +217,5 @@ def _image_size(backbone: SplitModel, observations: Observations) -> tuple[int, 
     rows, columns = backbone.grid(height, width)
     size = height * observations.grid[0] // rows, width * observations.grid[1] // columns
     if backbone.grid(*size) != observations.grid:
-        raise ValueError(f"observations have a grid of {observations.grid}, which this backbone's layer does not make")
+        raise ValueError(f"observations have a grid of {observations.grid}, which this backbone's layer cannot have")
     return size

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pace import PACE
-from pace.baselines import CRAFT, EXPLAINERS, Explainer, explainer
-from pace.baselines.attribution import Attribution
+from pace.baselines import EXPLAINERS, Explainer, explainer
 
 COLORS = "true-colors"  # made from Color's own truth, so it is not among EXPLAINERS
 REFERENCES = ("kmeans", "gmm", "semi-nmf", "embedding", "majority", COLORS)
@@ -65,7 +64,7 @@ class Method:
     @property
     def asks_model(self) -> bool:
         """Whether it needs what the rest of the model reads, and not only the tokens that count."""
-        return self.name != COLORS and isinstance(self.make(), Attribution | CRAFT)
+        return self.name != COLORS and self.make().asks_model
 
     def make(self) -> Explainer:
         return explainer(self.name, **self.options)
