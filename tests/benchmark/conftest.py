@@ -43,7 +43,7 @@ def with_registers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str,
 
 @pytest.fixture
 def recipe(weights: Path) -> Recipe:
-    return Recipe(weights, "test_vit", 32, epochs=3, lr=1e-3, batch_size=8)
+    return Recipe(weights, "test_vit", 32, epochs=1, lr=1e-3, batch_size=8)
 
 
 @pytest.fixture
