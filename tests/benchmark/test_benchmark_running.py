@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from pace.benchmark import Recipe, Results, Scoring, cache, inputs, run, running
 from pace.benchmark.cache import source_digest
 from pace.benchmark.data import open_dataset
-from pace.benchmark.methods import Method, choose_methods
 
 METHODS = ["pace", "saliency", "kmeans"]
 QUICK = Scoring(bootstrap=10, regression_runs=2, hidden_images=4)
@@ -207,64 +205,6 @@ def test_the_shipped_vit_is_explained_where_the_demo_does_and_cls_counts_only_if
     assert about["backbone"]["count_cls"] is counted
     assert about["tokens"] == 196 + counted
     assert results.rows[0].value("cls_weight") == pytest.approx(counted / about["tokens"])
-
-
-@pytest.mark.parametrize(("name", "keep"), [("registers", True), ("cls", False)])
-def test_every_token_is_observed_only_where_a_method_asks_the_model(
-    name, keep, with_registers, recipe, tmp_path, monkeypatch
-):
-    if name == "registers":
-        weights, _, architecture = with_registers
-        recipe = replace(recipe, name=weights, architecture=architecture, layer=-2, count_cls=True)
-    observe, seen = inputs.observe_pair, []
-
-    def watched(backbone, *rest, **options):
-        seen.append(type(backbone).__name__)
-        return observe(backbone, *rest, **options)
-
-    monkeypatch.setattr(inputs, "observe_pair", watched)
-
-    def found(folder, *methods):
-        seen.clear()
-        results = small(tmp_path / folder, recipe, methods, options={}, store=keep)
-        assert [row.failed for row in results.rows] == [None] * len(methods)
-        return scores_of(results), {*seen}, [stage.name for stage in results.stages if stage.cached]
-
-    scores, asked, _ = found("one by one", "kmeans")
-    assert asked == {"Backbone"}
-    # A method that is added later gets what it needs, and the one before it is not computed again.
-    both, asked, before = found("one by one", "kmeans", "saliency")
-    assert asked == {"EveryToken"}
-    assert before == ["kmeans"]
-    assert both["kmeans"] == scores["kmeans"]
-    # What was observed for such a method serves the others as well, and to the same end.
-    together, asked, _ = found("together", "saliency", "kmeans")
-    assert asked == {"EveryToken"}
-    assert together == both
-    _, asked, _ = found("together", "gmm")
-    assert asked == {"EveryToken" if keep else "Backbone"}
-
-
-def test_the_methods_that_ask_the_model_are_those_that_need_every_token(with_registers):
-    import timm
-    import torch
-
-    from pace import Backbone
-    from pace.baselines import EXPLAINERS
-
-    model = timm.create_model(with_registers[2], img_size=32, num_classes=2).eval()
-    backbone = Backbone(model, -2)
-    seen = backbone.observe(torch.rand(12, 3, 32, 32))
-    few = {"max_iter": 1, "n_init": 1}
-    for method in choose_methods(list(EXPLAINERS), 2, options={"pace": few, "pace-paper": few}):
-        try:
-            method.make().fit(backbone, seen)
-            refused = False
-        except ValueError as error:
-            refused = "that the observations leave out" in str(error)
-            assert refused, method.label
-        assert refused == method.asks_model, method.label
-    assert not Method("true-colors", "true-colors").asks_model
 
 
 def test_a_dataset_without_a_model_fails_and_the_others_go_on(tmp_path, weights, cars_root):

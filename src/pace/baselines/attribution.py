@@ -21,7 +21,6 @@ from pace.observations import Observations
 class Attribution(Explainer):
     """The base of both kinds. `batch_size` is the number of images at once; None is as many as fit into memory."""
 
-    asks_model = True
     head_: Head
 
     def __init__(self, batch_size: int | None = None) -> None:

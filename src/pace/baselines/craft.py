@@ -50,7 +50,6 @@ class CRAFT(Explainer):
         Patches to learn from: by default 100,000, or 300,000 with `per_class`, since each class learns from its own.
     """
 
-    asks_model = True
     head_: Head
     dictionaries_: Tensor  # (K, d), or (N, K, d) per class
 

@@ -34,7 +34,6 @@ class Explainer(ABC):
 
     name : as in the tables
     repeats : runs to average its scores over; 1 if the method is deterministic
-    asks_model : whether it runs h, and so needs the tokens that h reads and not only those that count
     concepts_ : (K, d) the concepts in embedding space, the dataset level; None where there is none
 
     `explain` is one run: run r is ``explain(observations, seed=seed + r)``. With the same seed an image and its perturbed
@@ -43,7 +42,6 @@ class Explainer(ABC):
 
     name: str
     repeats: int = 1
-    asks_model: bool = False
     concepts_: Array | None = None
     device_: torch.device
 

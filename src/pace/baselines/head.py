@@ -31,19 +31,19 @@ class Part:
     """Some images: their place, the tokens that h reads of them (B, R, d), and their predicted classes (B,).
 
     Its functions take tokens (B S, R, d), S variants of every image, image by image, and add to each what h reads of that
-    image but does not count, `beside` (B, U, d).
+    image but does not count, `uncounted` (B, U, d).
     """
 
     images: slice
     tokens: Tensor
     targets: Tensor
     head: Head
-    beside: Tensor | None = None
+    uncounted: Tensor | None = None
 
     def logits(self, tokens: Tensor) -> Tensor:
         """(B S, N)."""
         each = len(tokens) // len(self.targets)
-        return self.head(tokens, None if self.beside is None else self.beside.repeat_interleave(each, 0))
+        return self.head(tokens, None if self.uncounted is None else self.uncounted.repeat_interleave(each, 0))
 
     def logit(self, tokens: Tensor) -> Tensor:
         """h_ŷ (B S,), the logit to be explained."""
@@ -66,37 +66,38 @@ class Head:
     """
 
     def __init__(self, backbone: SplitModel, observations: Observations) -> None:
-        self._backbone = backbone
-        self.device = backbone.device
+        self._backbone, self.device = backbone, backbone.device
         self._size = _image_size(backbone, observations)
         read, self._dtype, dim, self.n_classes = reading(backbone, self._size)
         self._total = len(read)
         self._shape = _shape_of(observations)
-        self.n_tokens, _, self.prefix_tokens = self._shape
-        kept = self._kept(dim)
-        uncounted = torch.ones_like(read)
-        uncounted[kept] = False
-        self._beside = read[uncounted].nonzero().squeeze(1)  # among the tokens that do not count
-        self._require_beside(observations)
-        taken = read[kept]
-        self.reads = taken.nonzero().squeeze(1)
+        self.n_tokens, observed_dim, self.prefix_tokens = self._shape
+        if observed_dim != dim or self.n_tokens > self._total:
+            raise ValueError(
+                f"observations have {self.n_tokens} tokens of {observed_dim} dimensions, but this layer has {self._total} of "
+                f"{dim}; observe with the backbone that is explained"
+            )
+        counts = torch.ones_like(read)  # of all T tokens, those between prefix and patches do not count
+        counts[self.prefix_tokens : self.prefix_tokens + self._total - self.n_tokens] = False
+        self.reads = read[counts].nonzero().squeeze(1)
+        # The tokens that h reads, by place among all T: those that count, and those that are passed through unchanged.
+        self._counted, self._uncounted = ((read & some).nonzero().squeeze(1) for some in (counts, ~counts))
+        self._require_uncounted(observations)
         if not len(self.reads):
             raise ValueError(
                 "the model reads none of the observed tokens of this layer, so nothing can be attributed to them"
             )
-        self._places = read.nonzero().squeeze(1)  # among all tokens
-        # Of those read, how many come before those that do not count.
-        self._before = int(taken[: self.prefix_tokens].sum())
+        self._places = torch.cat([self._counted, self._uncounted])
         self._held: WeakKeyDictionary[Observations, Tensor] = WeakKeyDictionary()
 
-    def __call__(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens: Tensor, uncounted: Tensor | None = None) -> Tensor:
         """Logits (B, N), float32. What h does not read can be filled with anything."""
-        if beside is not None:
-            tokens = torch.cat([tokens[:, : self._before], beside, tokens[:, self._before :]], 1)
+        if uncounted is not None:
+            tokens = torch.cat([tokens, uncounted], 1)
         tokens = tokens.to(self._dtype)
         if len(self._places) == 1:
             whole = tokens.expand(-1, self._total, -1)  # a view: a hundred thousand masks fit into memory
-        elif len(self._places) == self._total:
+        elif len(self._counted) == self._total:
             whole = tokens
         else:
             whole = tokens.new_zeros(len(tokens), self._total, tokens.shape[2]).index_copy(1, self._places, tokens)
@@ -110,103 +111,76 @@ class Head:
 
     def parts(self, observations: Observations, size: int) -> Iterator[Part]:
         """All images in order, `size` at a time."""
-        self.check(observations)
-        for start in range(0, len(observations), size):
-            images = slice(start, min(start + size, len(observations)))
-            with torch.inference_mode(False):  # tensors that gradients may be taken with
-                tokens, beside = self._tokens(observations, images), self._rest(observations, images)
-                targets = self._targets(observations, images, tokens, beside)
-            yield Part(images, tokens, targets, self, beside)
-
-    def classes(self, observations: Observations) -> Tensor:
-        """ŷ (M,), the predicted class of every image."""
-        return torch.cat([part.targets for part in self.parts(observations, self.rows())])
-
-    def check(self, observations: Observations) -> None:
         found = _shape_of(observations)
         if found != self._shape:
             raise ValueError(
                 f"observations have {found[0]} tokens ({found[2]} before the patches) of {found[1]} dimensions; the "
                 f"explainer was fitted with {self._shape[0]} ({self._shape[2]}) of {self._shape[1]}"
             )
-        self._require_beside(observations)
+        self._require_uncounted(observations)
+        for start in range(0, len(observations), size):
+            images = slice(start, min(start + size, len(observations)))
+            with torch.inference_mode(False):  # tensors that gradients may be taken with
+                tokens = self._tokens(observations, images)
+                uncounted = self._load(observations, images, self._uncounted) if len(self._uncounted) else None
+                if observations.predictions is not None:
+                    targets = predicted(observations.predictions[images]).to(self.device)
+                else:
+                    targets = self(tokens, uncounted).argmax(1)
+            yield Part(images, tokens, targets, self, uncounted)
 
-    def _require_beside(self, observations: Observations) -> None:
-        if len(self._beside) and not isinstance(observations, SplitObservations):
+    def classes(self, observations: Observations) -> Tensor:
+        """ŷ (M,), the predicted class of every image."""
+        return torch.cat([part.targets for part in self.parts(observations, self.rows())])
+
+    def _require_uncounted(self, observations: Observations) -> None:
+        if len(self._uncounted) and not isinstance(observations, SplitObservations):
             raise ValueError(
-                f"the model reads {len(self._beside)} tokens of this layer that the observations leave out (CLS, which "
+                f"the model reads {len(self._uncounted)} tokens of this layer that the observations leave out (CLS, which "
                 f"only counts with count_cls=True, or registers): use EveryToken(backbone).observe(images)"
             )
 
     def _tokens(self, observations: Observations, images: slice) -> Tensor:
-        held = self._held.get(observations)
-        if held is not None:
-            return held[images]
         if len(self._places) > 1:
-            return self._load(observations, images)
+            return self._load(observations, images, self._counted)
         # One token per image is small; without keeping it, a hundred runs would read all tokens a hundred times.
-        step = max(1, _AT_ONCE // (observations.n_tokens * observations.dim))
-        held = torch.cat([self._load(observations, slice(i, i + step)) for i in range(0, len(observations), step)])
-        self._held[observations] = held
-        return held[images]
+        if observations not in self._held:
+            step = max(1, _AT_ONCE // (observations.n_tokens * observations.dim))
+            parts = [slice(start, min(start + step, len(observations))) for start in range(0, len(observations), step)]
+            self._held[observations] = torch.cat([self._load(observations, part, self._counted) for part in parts])
+        return self._held[observations][images]
 
-    def _load(self, observations: Observations, images: slice) -> Tensor:
-        cls = _cls_beside(observations)
-        observed = self.reads[self.reads >= cls] - cls
-        found = [_beside(observations, images, self.reads[self.reads < cls])] if cls else []
-        if len(observed) or not cls:  # else only CLS is read, and the patches need not be loaded from disk
-            embeddings = observations.batch(images).embeddings
-            found.append(embeddings[:, observed.to(embeddings.device)])
-        return torch.cat([some.to(self.device, torch.float32) for some in found], 1)
+    def _load(self, observations: Observations, images: slice, places: Tensor) -> Tensor:
+        """The tokens (B, n, d) at some places among all T, from the observed ones and those beside them."""
+        start, beside = observations.prefix_tokens, self._total - observations.n_tokens
+        in_rest = (places >= start) & (places < start + beside)
+        found = torch.empty(images.stop - images.start, len(places), observations.dim, device=self.device)
+        if in_rest.any():
+            assert isinstance(observations, SplitObservations)
+            found[:, in_rest] = self._pick(_tensor(observations.rest[images]), places[in_rest] - start)
+        if not in_rest.all():  # else the patches need not be loaded from disk
+            observed = places[~in_rest]
+            observed = torch.where(observed < start, observed, observed - beside)
+            found[:, ~in_rest] = self._pick(observations.batch(images).embeddings, observed)
+        return found
 
-    def _rest(self, observations: Observations, images: slice) -> Tensor | None:
-        if not len(self._beside):
-            return None
-        places = self._beside + _cls_beside(observations)
-        return _beside(observations, images, places).to(self.device, torch.float32)
-
-    def _targets(self, observations: Observations, images: slice, tokens: Tensor, beside: Tensor | None) -> Tensor:
-        if observations.predictions is None:
-            with torch.no_grad():
-                return self(tokens, beside).argmax(1)
-        return predicted(observations.predictions[images]).to(self.device)
-
-    def _kept(self, dim: int) -> Tensor:
-        """Places (J,) of the tokens among all T: prefix tokens first, patches last."""
-        tokens, found, prefix = self._shape
-        if found != dim or tokens > self._total:
-            raise ValueError(
-                f"observations have {tokens} tokens of {found} dimensions, but this layer has {self._total} of {dim}; "
-                "observe with the backbone that is explained"
-            )
-        if tokens == self._total:
-            prefix = 0  # all of them, whatever they are
-        places = torch.arange(self._total, device=self.device)
-        return torch.cat([places[:prefix], places[self._total - (tokens - prefix) :]])
-
-
-def _cls_beside(observations: Observations) -> int:
-    """1 where CLS lies beside the observed tokens, as the first of those that do."""
-    return int(isinstance(observations, SplitObservations) and observations.cls_beside)
+    def _pick(self, tokens: Tensor, places: Tensor) -> Tensor:
+        return tokens[:, places.to(tokens.device)].to(self.device, torch.float32)
 
 
 def _shape_of(observations: Observations) -> tuple[int, int, int]:
     """Tokens, their dimensions, and how many of them come before the patches; CLS is one of them, counted or beside."""
-    cls = _cls_beside(observations)
+    cls = int(isinstance(observations, SplitObservations) and observations.cls_beside)
     return observations.n_tokens + cls, observations.dim, observations.prefix_tokens + cls
-
-
-def _beside(observations: Observations, images: slice, places: Tensor) -> Tensor:
-    """Some of the tokens that lie beside the observed ones."""
-    assert isinstance(observations, SplitObservations)  # ensured by `check`
-    rest = observations.rest[images]
-    rest = rest if isinstance(rest, Tensor) else torch.from_numpy(np.asarray(rest))
-    return rest[:, places.to(rest.device)]
 
 
 def predicted(predictions: ArrayLike) -> Tensor:
     """The predicted classes (M,) of distributions (M, N)."""
-    return (predictions if isinstance(predictions, Tensor) else torch.from_numpy(np.array(predictions))).argmax(1)
+    return _tensor(predictions).argmax(1)
+
+
+def _tensor(array: ArrayLike) -> Tensor:
+    return array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
 
 
 def _image_size(backbone: SplitModel, observations: Observations) -> tuple[int, int]:

@@ -28,14 +28,14 @@ _SHARE_OF_GPU = 0.4  # that observations may use; methods need the rest
 class Inputs:
     """Observations of both splits, each as a pair: original and perturbed.
 
+    Tokens that do not count but that the rest of the model reads lie beside the others, for methods that run it.
+
     Parameters
     ----------
     store
         A folder to keep observations in; None keeps them in memory, on the GPU if there is one with room.
     hidden
         Number of test images for deletion and insertion.
-    asks_model
-        Whether some method runs the model: it then also gets the tokens that do not count but that the model reads.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Inputs:
         batch_size: int,
         store: Path | None,
         hidden: int,
-        asks_model: bool = True,
     ) -> None:
         self.dataset, self.backbone, self.seed = dataset, subject.backbone, seed
         self._batch_size, self._hidden = batch_size, hidden
-        # What every result depends on. The tokens that count are the same with or without the others beside them.
+        self._every = EveryToken(self.backbone) if reads_uncounted(self.backbone) else None
+        # What every result depends on.
         self.facts: dict[str, Any] = {
-            "model": subject.backbone.fingerprint(),
+            "model": (self._every or self.backbone).fingerprint(),
             "preprocessing": str(subject.backbone.preprocessing),
             "images": dataset.facts(),
             "perturbation": Perturbation(seed).fingerprint(),
@@ -60,12 +60,6 @@ class Inputs:
             "code": code_of("observations"),
         }
         self._store = None if store is None else store / key_of(**self.facts)
-        self._every = None
-        if reads_uncounted(subject.backbone):
-            every = EveryToken(subject.backbone)
-            whole = None if store is None else store / key_of(**{**self.facts, "model": every.fingerprint()})
-            if asks_model or (whole is not None and whole.is_dir()):  # what is there already serves all methods
-                self._every, self._store = every, whole
 
     @cached_property
     def train(self) -> tuple[Observations, Observations]:

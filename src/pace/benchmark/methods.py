@@ -59,11 +59,6 @@ class Method:
         """Whether it is only there to read the others by and does not compete with them."""
         return self.name in REFERENCES
 
-    @property
-    def asks_model(self) -> bool:
-        """Whether it runs the model, and so needs all tokens that the model reads."""
-        return self.name != COLORS and self.make().asks_model
-
     def make(self) -> Explainer:
         return explainer(self.name, **self.options)
 

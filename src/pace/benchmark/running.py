@@ -179,9 +179,7 @@ class _Run:
             recipe, dataset, cache, self.seed, self.device, lambda line: self.report(f"{dataset.name}: {line}")
         )
         store = cache.observations(code_of("observations")) if self.keep else None
-        asks_model = any(method.asks_model for method in self.methods[dataset.name])
-        hidden = self.scoring.hidden_images
-        return subject, Inputs(dataset, subject, self.seed, self.batch_size, store, hidden, asks_model)
+        return subject, Inputs(dataset, subject, self.seed, self.batch_size, store, self.scoring.hidden_images)
 
     def _observe(self, inputs: Inputs, subject: Subject, cache: Cache) -> dict[str, Any]:
         """What results say about model and images. A resumed run observes nothing until a method needs it."""
