@@ -10,9 +10,9 @@ import torch
 from toys import GRID, Toy, linear, read_by_all, read_by_cls
 
 from pace import Observations
-from pace.baselines import AGI, LIME, SHAP, Saliency, SplitObservations
+from pace.baselines import AGI, LIME, SHAP, Saliency
 from pace.baselines.lime import lasso
-from pace.baselines.shap import draw_coalitions, least_squares_map
+from pace.baselines.shap import draw_coalitions
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +29,6 @@ def test_saliency_of_a_linear_model_is_the_mean_size_of_its_weights(line):
     found = Saliency().fit(line.toy, line.train).explain(line.test)
     np.testing.assert_allclose(found.theta, np.abs(line.own).mean(1), rtol=1e-5)
     np.testing.assert_allclose(found.phi, np.abs(line.own), rtol=1e-5)
-
-
-def test_tokens_that_are_not_read_have_no_saliency_and_still_count_in_the_mean():
-    toy = read_by_cls(5, 3)
-    test = toy.observe(4, 1)
-    found = Saliency().fit(toy, test).explain(test)
-    assert not found.phi[:, 1:].any()
-    np.testing.assert_allclose(found.theta, found.phi[:, 0] / 7, rtol=1e-5)
 
 
 def test_where_the_head_is_linear_and_reads_cls_saliency_knows_the_prediction_and_nothing_else():
@@ -61,24 +53,6 @@ def test_shap_of_a_linear_model_is_exact_by_either_estimator(line, options):
 def test_lime_of_a_linear_model_comes_to_the_same_with_no_penalty(line):
     found = LIME(samples=200, alpha=0.0).fit(line.toy, line.train).explain(line.test)
     np.testing.assert_allclose(found.theta, line.shapley, rtol=1e-3, atol=1e-3)
-
-
-def test_registers_stay_as_they_are_and_get_no_part():
-    toy, weights = linear(d=6, classes=3, tokens=9)
-    toy.prefix = 3
-    generator = torch.Generator().manual_seed(0)
-
-    def views(images):
-        tokens = torch.randn(images, 9, 6, generator=generator)
-        whole = Observations(tokens, torch.ones(images, 9), toy.h(tokens).softmax(1), grid=GRID, prefix_tokens=3)
-        return SplitObservations.of(whole, 1)
-
-    train, test = views(20), views(5)
-    own = weights[test.predictions.argmax(1)][:, [0, *range(3, 9)]]
-    shapley = (own * (test.embeddings - train.embeddings.mean(0))).sum(1)
-    np.testing.assert_allclose(Saliency().fit(toy, train).explain(test).theta, own.abs().mean(1), rtol=1e-5)
-    for method in (SHAP(samples=2), SHAP("kernel", samples=40), LIME(samples=200, alpha=0.0)):
-        np.testing.assert_allclose(method.fit(toy, train).explain(test).theta, shapley, rtol=1e-3, atol=2e-3)
 
 
 def test_kernel_shap_comes_to_the_shapley_values_of_a_curved_game():
@@ -187,17 +161,6 @@ def test_the_lasso_is_scikit_learns():
         np.testing.assert_allclose(row, expected.coef_, atol=1e-4)
 
 
-def test_least_squares_are_the_shortest_where_there_are_many():
-    from sklearn.linear_model import LinearRegression
-
-    rng = np.random.default_rng(0)
-    for samples in (50, 8):
-        design, outputs, weights = rng.normal(size=(samples, 12)), rng.normal(size=samples), rng.random(samples) + 0.1
-        solve = least_squares_map(torch.from_numpy(design), torch.from_numpy(weights))
-        expected = LinearRegression().fit(design, outputs, sample_weight=weights).coef_
-        np.testing.assert_allclose(solve.numpy() @ outputs, expected, atol=1e-8)
-
-
 # AGI
 
 
@@ -220,14 +183,6 @@ def test_agi_of_two_linear_classes_is_known_step_by_step():
             margin -= step * np.abs(slope).sum()
         np.testing.assert_allclose(found.phi[image], step * np.abs(slope) * total, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(found.theta, found.phi.mean(1), rtol=1e-4)
-
-
-def test_agi_of_small_steps_sums_to_how_much_the_confidence_falls():
-    toy = read_by_all(4, 2)
-    train, test = toy.observe(20, 0), toy.observe(5, 1)
-    found = AGI(step=0.01, max_steps=400).fit(toy, train).explain(test).phi.sum((1, 2))
-    # The only way leads to the other class, and ends where both are equal.
-    np.testing.assert_allclose(found, test.predictions.amax(1) - 0.5, atol=0.03)
 
 
 def test_agi_walks_to_each_of_its_classes_and_to_no_more_than_there_are():

@@ -55,20 +55,6 @@ def test_the_concept_that_the_model_asks_for_is_the_important_one(explains):
         assert found.phi.shape == (40, TOKENS, 4)
 
 
-def test_importance_that_nobody_asks_for_is_not_computed():
-    toy, train, _, _ = planted()
-    method = CRAFT(4, split=0).fit(toy, train)
-    method.explain(train)
-    asked = toy.calls
-    assert asked < 5  # to find out what h reads
-    first = method.importance_
-    assert toy.calls > asked
-    again = toy.calls
-    assert method.importance_ is first
-    assert toy.calls == again
-    assert method.fit(toy, train[:20]).importance_ is not first
-
-
 def test_the_recursive_step_splits_the_important_concept():
     toy, train, rows, _ = planted()
     method = CRAFT(5, split=0.2, designs=64).fit(toy, train)

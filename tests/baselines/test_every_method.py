@@ -307,15 +307,3 @@ def test_without_cls_beside_them_the_last_layer_cannot_be_attributed_to():
         explainer("saliency").fit(backbone, SplitObservations.of(whole, 0))
     with pytest.raises(ValueError, match="cls_beside: CLS is the first token, and the first 1 count"):
         SplitObservations.of(whole, 1, cls_beside=True)
-
-
-def test_every_token_is_seen_in_one_run_of_the_model():
-    model, runs = vit(registers=2), []
-    backbone = Backbone(model, 1)
-    every = EveryToken(backbone)
-    model.register_forward_pre_hook(lambda *_: runs.append(1))
-    found = every(pixels(0))
-    assert len(runs) == 1
-    torch.testing.assert_close(found.embeddings, backbone.split(pixels(0)))
-    assert not found.attention[:, :3].any()
-    torch.testing.assert_close(found.attention[:, 3:], backbone(pixels(0)).attention)

@@ -40,16 +40,6 @@ def test_registers_that_are_read_may_not():
         Head(toy, toy.observe(3, 0))
 
 
-def test_observations_of_all_tokens_serve_where_registers_are_read():
-    toy = with_registers(read=True)
-    tokens = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(0))
-    observations = Observations(tokens, torch.ones(3, 9), toy.h(tokens).softmax(1), grid=GRID, prefix_tokens=3)
-    head = Head(toy, observations)
-    assert head.reads.tolist() == [0, 1, 2]
-    (part,) = head.parts(observations, 3)
-    torch.testing.assert_close(head(part.tokens), toy.h(tokens))
-
-
 @pytest.mark.parametrize("counted", [1, 0])
 def test_what_does_not_count_goes_through_the_model_beside_what_does(counted):
     toy, weights = linear(4, 3, 9)

@@ -72,16 +72,9 @@ def test_any_block_of_a_model_with_cls_and_registers_is_explained_by_every_metho
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--methods", "deeplift"], "error: method 'deeplift' is not known; expected some of pace"),
         (["--datasets", "flower"], "error: flower: --data-root is needed"),
         (["--set", "pace"], "error: --set pace: expected METHOD.OPTION=VALUE"),
-        (["--set", "pace.colour=red"], "error: pace has no option 'colour'"),
-        (
-            ["--methods", "pace,kmeans", "--set", "em.refine=0"],
-            "error: options for 'em', which is not among the methods pace, kmeans; add em=pace, say, to them",
-        ),
         (["--add", "nowhere"], "error: nowhere: no such results"),
-        (["--limit", "2"], "error: limit: expected 4 images or more"),
     ],
 )
 def test_mistakes_get_one_line(tiny, options, message, capsys, monkeypatch):

@@ -58,12 +58,6 @@ class Birds:
         return np.array([[20, 10, 1], [2, 10, 1], [20, 10, 0]], np.float32)
 
 
-def test_parts_are_found_in_the_patches_that_show_them(tmp_path):
-    # Resized to 20 x 10, of which the middle 10 x 10 are seen: (20, 10) becomes (5, 5), and x = 2 is cut off.
-    found = visible_parts(Birds(tmp_path), prepared_as((10, 10)), (2, 2))
-    np.testing.assert_array_equal(found, [[3, -1, -1]])
-
-
 def test_a_picture_taken_upright_is_placed_upright(tmp_path):
     from PIL import Image
 
@@ -108,5 +102,6 @@ def test_what_is_known_goes_by_the_dataset(images, tmp_path, monkeypatch):
     np.testing.assert_array_equal(found, true_colors(images, preprocessing, GRID))
     birds = Birds(tmp_path)
     monkeypatch.setattr("pace.metrics.ground_truth.CUB", Birds)
+    # Resized to 20 x 10, of which the middle 10 x 10 are seen: (20, 10) becomes (5, 5), and x = 2 is cut off.
     np.testing.assert_array_equal(known_truth(birds, prepared_as((10, 10)), (2, 2))["parts"], [[3, -1, -1]])
     assert known_truth(Folder(tmp_path), preprocessing, GRID) == {}
