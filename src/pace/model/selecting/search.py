@@ -10,14 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pace.model.concepts import Concepts
 from pace.model.gaussians import FAMILIES, Gaussians, Prior, Sums
-from pace.model.inference import Weights, furthest_plausible, infer_gamma, uniform_start
-from pace.model.learning import Concepts, Settings
+from pace.model.inference import Weights, furthest_plausible, infer, uniform_start
 from pace.model.objective import expected_log_theta
 from pace.model.selecting.evidence import Evidence, whitening
 from pace.model.selecting.grouping import Grouping, segment_sums
 from pace.model.selecting.halving import FEWEST, halves
 from pace.model.selecting.sampling import Sample
+from pace.model.settings import Settings
 
 _NEIGHBOURS = 4  # of every concept, with which it could be one
 _EPOCHS = 2  # after a move, before it is judged
@@ -300,9 +301,10 @@ class Search:
             distances = gaussians.contrasts(x, reach).view(-1, tokens, k)
             says = counted.log_likelihood(distances, gaussians.log_det, dim)
             start = uniform_start(len(says), k, tokens, "exact", says.device)
-            gamma = infer_gamma(
-                says, counted, concepts.alpha, start, max_sweeps=settings.max_sweeps, tol=settings.sweep_tol
-            )
+            gamma = infer(
+                says, counted, concepts.alpha, start,
+                max_sweeps=settings.max_sweeps, tol=settings.sweep_tol, patches=False,
+            ).gamma  # fmt: skip
             owners.append(says.add_(expected_log_theta(gamma)[:, None].to(says.dtype)).argmax(2).flatten())
         owner, weights = torch.cat(owners), self._sample.weights
         sums = self._evidence.held(self._sample.x, Grouping(owner, k), weights, gaussians)

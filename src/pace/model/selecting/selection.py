@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.model.learning import Settings
 from pace.model.selecting.evidence import EVIDENCE
 from pace.model.selecting.sampling import Sample
 from pace.model.selecting.search import Move, Partition, Search
 from pace.model.selecting.sketching import sketch
+from pace.model.settings import Settings
 from pace.observations import Observations
 
 _KINDS = ("start", "merge", "split")
