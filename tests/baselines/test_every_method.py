@@ -121,7 +121,7 @@ def test_the_seed_decides_and_chance_is_chance(name, scene, fitted):
     assert differs == (name in CHANCE)
     if name == "true-colors":
         return  # it knows its observations by identity
-    options = {} if name == "majority" else {"batch_size": 5}
+    options = {} if name in ("majority", "pace", "pace-paper") else {"batch_size": 5}
     again = make(name, scene, **options).fit(backbone, train, perturbed=train, seed=3)
     arrays = Observations(
         *(tensor.numpy() for tensor in (test.embeddings, test.attention, test.predictions)), test.grid, prefix_tokens=1
