@@ -16,7 +16,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
-from pace.fitting.parameters import prior_strength_of, settings_of
+from pace.fitting.parameters import settings_of
 from pace.model.selecting import Selection, select
 
 IMAGES, TOKENS, DISTANCE = 500, 36, 8.5
@@ -38,11 +38,8 @@ def plant(seed: int, number: int, dim: int, covariance: str) -> Observations:
     return Observations(patches.astype(np.float32), np.ones((IMAGES, TOKENS), np.float32))
 
 
-def find(observations: Observations, covariance: str, start: int, seed: int) -> Selection:
-    model = PACE(covariance=covariance, device="cpu")
-    settings = settings_of(model, observations)
-    strength = prior_strength_of(model, observations, settings)
-    return select(observations, settings, covariance=covariance, strength=strength, start=start, seed=seed)
+def find(observations: Observations, start: int, seed: int) -> Selection:
+    return select(observations, settings_of(PACE(device="cpu"), observations), start=start, seed=seed)
 
 
 def fit_seconds(observations: Observations, covariance: str, number: int, **options: object) -> float:
@@ -63,7 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
     torch.set_num_threads(1)
-    find(plant(0, 3, 16, arguments.covariance), arguments.covariance, 10, 0)  # what is slow the first time only
+    find(plant(0, 3, 16, arguments.covariance), 10, 0)  # warm up
     print("| planted | d | start | found within 1 | found | seconds to find | whole cost |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for number in arguments.numbers:
@@ -75,7 +72,7 @@ def main() -> None:
                 found, seconds, costs = [], [], []
                 for seed, observations in enumerate(data):
                     began = time.process_time()
-                    selection = find(observations, arguments.covariance, start, first + seed)
+                    selection = find(observations, start, first + seed)
                     seconds.append(time.process_time() - began)
                     k = selection.n_concepts
                     found.append(k)

@@ -35,7 +35,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Backbone, Observations
 from pace.backbones import load
-from pace.fitting.parameters import prior_strength_of, settings_of
+from pace.fitting.parameters import settings_of
 from pace.images import CUB, Flower
 from pace.metrics import concepts_per_image, effective_concepts, faithfulness
 from pace.model.selecting import select
@@ -115,7 +115,6 @@ def centre_of(train: Observations) -> np.ndarray:
 def search(train: Observations, allowed: list[int], seeds: int) -> None:
     """What is found where so many are allowed, and how alike the seeds' concepts are before any fit goes on from them."""
     settings, centre = settings_of(PACE(), train), centre_of(train)
-    strength = prior_strength_of(PACE(), train, settings)
     print(
         "\n| allowed | found, by seed | tried up to | CPU seconds | alike: means |\n|---|---|---|---|---|", flush=True
     )
@@ -123,7 +122,7 @@ def search(train: Observations, allowed: list[int], seeds: int) -> None:
         found, took = [], []
         for seed in range(seeds):
             began = time.process_time()
-            found.append(select(train, settings, covariance="tied", strength=strength, most=most, seed=seed))
+            found.append(select(train, settings, most=most, seed=seed))
             took.append(time.process_time() - began)
         means = [selection.means.cpu().numpy() - centre for selection in found]
         alike = np.mean([similarity(a, b) for a, b in combinations(means, 2)] or [1.0])

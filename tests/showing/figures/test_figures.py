@@ -18,7 +18,7 @@ from planted import planted  # noqa: E402
 
 from pace import PACE, Observations  # noqa: E402
 from pace.explanation import Explanation  # noqa: E402
-from pace.model.selecting import Move, Selection  # noqa: E402
+from pace.model.selecting import Selection  # noqa: E402
 from pace.showing.figures import (  # noqa: E402
     bound,
     class_concepts,
@@ -267,7 +267,7 @@ def test_the_number_of_concepts_is_marked_where_the_bound_is_best(k):
     model = copy.copy(fitted(3)[0])
     numbers = torch.arange(1, k + 3)
     bounds = -1e5 * (numbers - k).abs().double()
-    model.selection_ = Selection(torch.zeros(k, 12), torch.zeros(k), numbers, bounds, (Move("start", k, 0.0),), 24)
+    model.selection_ = Selection(torch.zeros(k, 12), torch.zeros(k), numbers, bounds, 24)
     figure = number_of_concepts(model)
     assert_legible(figure)
     whole, near = figure.axes[1], figure.axes[-1]

@@ -216,9 +216,7 @@ def _selection(selection: Selection, concepts: int) -> dict[str, Any]:
         "concepts": concepts,
         "numbers": selection.numbers.tolist(),
         "bounds": selection.bounds.tolist(),
-        "posterior": selection.posterior.tolist(),
         "evidence": [_number(nats) for nats in selection.evidence.tolist()],
-        "moves": [move.kind for move in selection.moves],
     }
 
 

@@ -7,28 +7,26 @@ const nats = (value) => `${figure(value)} nats`;
 const numberView = {
   title: "Number",
   render() {
-    const { images, concepts, evidence: worth, moves, numbers } = data.selection;
-    const merges = moves.filter((kind) => kind === "merge").length, splits = moves.filter((kind) => kind === "split").length;
+    const { images, concepts, evidence: worth, numbers } = data.selection;
     const pruned = worth.length < concepts;
     return h("div", { class: "page" },
       h("header", { class: "lead" }, h("h1", {}, plural(worth.length, "concept was", "concepts were"), " found"),
         note(pruned ? `${concepts} were asked for; the others stay empty. ` : "Nobody said how many there are. ", "The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
-          `it is best with this one. ${plural(images, "image was", "images were")} looked at. `,
-          merges + splits > 0 ? `From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.` : "It was the first guess, and no merge or split raised the bound.",
+          `it is best with this one. ${plural(images, "image was", "images were")} looked at.`,
           worth.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.",
           data.order.length !== worth.length && ` Learning went on from these, and now ${plural(data.order.length, "concept holds", "concepts hold")} patches.`)),
       h("section", { class: "card warning", "aria-labelledby": "sure" },
         h("h2", { id: "sure" }, "Far too sure of itself"),
-        h("p", {}, "The bound takes patches for independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much: the probabilities are worth little, and the number may be too large. ",
+        h("p", {}, "The bound takes patches for independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much, and the number may be too large. ",
           "Trust it if another seed finds the same number and the weakest concepts below mean something to you; otherwise ", pruned ? "use all that you ask for (prune=False, or --no-prune)." : "set the number by hand.")),
       byNumber(), byEvidence(worth));
   },
 };
 
 function byNumber() {
-  const { numbers, bounds, posterior, evidence: worth } = data.selection;
+  const { numbers, bounds, evidence: worth } = data.selection;
   const best = Math.max(...bounds);
-  const all = numbers.map((number, index) => ({ number, below: best - bounds[index], chance: posterior[index] }));
+  const all = numbers.map((number, index) => ({ number, below: best - bounds[index] }));
   const near = all.filter(({ number }) => Math.abs(number - worth.length) <= NEAR);
   const drawn = [["All numbers that were tried", all], ["Near the number found", near]].slice(0, near.length < all.length ? 2 : 1);
   return h("section", { class: "card", "aria-labelledby": "numbers" },
@@ -37,10 +35,10 @@ function byNumber() {
     h("div", { class: "charts" }, drawn.map(([title, shown]) => numberChart(title, shown, worth.length))),
     h("table", { class: "numbers" },
       h("caption", { class: "unseen" }, "The bound near the number found"),
-      h("thead", {}, h("tr", {}, ["concepts", "bound below the best", "probability"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, near.map(({ number, below, chance }) => h("tr", { class: number === worth.length && "found" },
+      h("thead", {}, h("tr", {}, ["concepts", "bound below the best"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, near.map(({ number, below }) => h("tr", { class: number === worth.length && "found" },
         h("th", { scope: "row" }, String(number), number === worth.length && h("span", { class: "unseen" }, ", found")),
-        h("td", { class: "figure" }, nats(below)), h("td", { class: "figure" }, chance.toFixed(3)))))));
+        h("td", { class: "figure" }, nats(below)))))));
 }
 
 function numberChart(title, shown, found) {
