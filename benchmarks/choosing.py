@@ -139,7 +139,7 @@ def main() -> None:
         split = Split(observe_pair(backbone, images, perturb=Perturbation(0), progress=False), device)
         parts = None
         if isinstance(images, CUB):
-            from pace.benchmark.truth import visible_parts
+            from pace.metrics.ground_truth import visible_parts
 
             grid = backbone.grid(*backbone.preprocessing.size)
             parts = visible_parts(images.subset(split.rows.tolist()), backbone.preprocessing, grid)

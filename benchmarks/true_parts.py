@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from pace.backbones import Preprocessing
-from pace.benchmark.truth import image_size, visible_parts
 from pace.images import CUB, Perturbation, prepare_points
 from pace.metrics import concepts_per_image, faithfulness, part_consistency, sparsity, stability, stability_ratio
+from pace.metrics.ground_truth import image_size, visible_parts
 
 Array = NDArray[np.float64]
 GRID, SEES = (16, 16), Preprocessing(crop_ratio=1.0)

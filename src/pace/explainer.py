@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -16,38 +14,34 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from torch import Tensor
 
 from pace.explanation import Array, Explanation
-from pace.fitting.checkpoints import Checkpoint, digest, likeness
-from pace.fitting.distributed import Team
-from pace.fitting.loop import Fitting, Start, bound_of
-from pace.fitting.parameters import (
+from pace.fitting import loop
+from pace.fitting.arguments import (
     alpha_of,
-    check_images,
-    check_pair,
+    check_data,
     check_type,
     plain_parameters,
     plan_of,
     prior_strength_of,
-    rate_of,
     settings_of,
 )
+from pace.fitting.checkpoints import Checkpoint, likeness
+from pace.fitting.distributed import Team
+from pace.fitting.model_file import load_model, save_model
 from pace.fitting.start import find_start
-from pace.model.gaussians import LowRankGaussians, Prior
-from pace.model.learning import Concepts, Settings, explain_batch, mixtures, pass_over, update
+from pace.model.concepts import Concepts, bound_of, update
+from pace.model.gaussians import Prior
+from pace.model.learning import expect_all, explain_batch
 from pace.model.nearest import Patches, nearest
 from pace.model.precision import undisturbed
 from pace.model.refining import images_in_step
 from pace.model.selecting import Selection
+from pace.model.settings import Settings
 from pace.model.statistics import Statistics
 from pace.observations import Observations
 from pace.progress import progress
 
-_NO_MATTER = (
-    "batch_size",
-    "memory",
-    "device",
-    "distributed",
-    "progress",
-)  # parameters that change no more than rounding
+# Parameters that change no more than rounding, so that a checkpoint may be resumed with others.
+_NO_MATTER = ("memory", "device", "distributed", "progress")
 
 
 class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -58,61 +52,38 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     n_concepts : int or "auto"
         K, the number of concepts; "auto" finds it (docs/number-of-concepts.md) and leaves `selection_`.
     max_concepts : int
-        Concepts at most that "auto" looks for. A fit that finds so many says so.
+        Upper limit for "auto"; a fit that reaches it warns.
     covariance : {"full", "diag", "tied", "low_rank"}
-        Covariance of a concept: its own; diagonal; one for all concepts; diagonal plus `rank` directions.
+        Covariance of a concept: its own; diagonal; one shared by all concepts; diagonal plus 16 directions.
     updates : {"exact", "paper"}
         Coordinate ascent on the bound, or the rules as printed in the paper (docs/model.md says where they differ).
     alpha : float, array (K,), "learn" or None
-        Dirichlet prior of θ, in patches. None is 0.1 (and 0.1 / J with the paper's rules, whose images weigh one patch).
-    rank : int
-        Directions of a "low_rank" covariance.
-    covariance_prior : float or None
-        Weight, in patches, of the pooled covariance in every Σ_k. None is d for "full" and "tied", 10 otherwise.
-    init : "k-means++" or array (K, d)
-        Where the concepts start.
+        Dirichlet prior of θ, in patches. None is 0.1 (and 0.1 / J with the paper's rules, where an image weighs one patch).
     prune : bool or "auto"
-        Where the patches ask for less than half of the `n_concepts`, leave the others empty: concepts that nothing tells apart
-        would share patches at random (docs/number-of-concepts.md). Needs the exact rules and a learned α. "auto" does so
-        where the prediction follows from those few, with "tied" covariances and at least 1000 images, and not in
-        `partial_fit`. `selection_` then says what was found.
+        Leave concepts empty where the patches ask for less than half of `n_concepts`, since concepts that cannot be told apart
+        would share patches at random. Needs the exact rules and a learned α. "auto" prunes only if the prediction follows from
+        the few that are left, with "tied" covariances and at least 1000 images, and not in `partial_fit`. `selection_` then
+        says what was found.
     n_init : int
-        Starts that are tried for three epochs on a sample of images; the one with the best bound goes on.
-    max_iter, tol : int, float
-        Epochs at most, and the gain in the bound per patch below which to stop.
-    max_sweeps, sweep_tol : int, float
-        Sweeps over φ and γ of an image at most, and the relative change of γ below which to stop.
-    negatives : int
-        Images in a group; in L_s the others of its group are an image's negatives.
+        Starts to try, three epochs each on a sample of images; the one with the best bound goes on.
+    max_iter : int
+        Upper limit for epochs.
     refine : int or "auto"
         Steps of 64 to 192 images, after EM, in which faithfulness and stability shape the concepts themselves
-        (docs/refining.md). Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000
-        where all of these are there and at least 1000 images, which are not learned from in minibatches; else 0. It is 0,
-        too, where the prediction follows from the concepts already: refining would move them off what the data show.
-        Where a fit is to be refined, EM learns from the images as they are, and perturbed views come in after it.
-    faithfulness_weight, stability_weight : float
-        What these count for then, in dimensions of a patch.
-    head_steps, head_rate : int, float
-        Adam's steps for H and β in an epoch, and their size.
-    learning_offset, learning_decay : float
-        `partial_fit`, and `fit` in minibatches, give the t-th batch the weight (offset + t) ** -decay.
-    batch_size : int or None
-        Images worked on at once, with pairs at least `negatives`; changes memory and speed only. None chooses by the
-        number of tokens.
+        (docs/refining.md). Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 steps
+        with at least 1000 images, predictions and perturbed views and without minibatches, else 0; and 0 if the prediction
+        follows from the concepts already. A fit that is to be refined learns from the perturbed views only then.
+    minibatch : int or None
+        Learn online from this many images at a time (online variational Bayes): nothing is kept of an image, so memory does
+        not grow with their number. None learns from all images in every epoch.
+    memory : int, str or None
+        Budget on the device, in bytes or like "8GB". None is most of what a GPU has free, and no limit on a CPU.
+    distributed : bool
+        Share the images among the processes of torch.distributed, all of which call `fit` (docs/scaling.md).
     seed : int
         The same seed and input give bitwise the same result on a CPU.
     device, dtype : str or None, str
-        None is the device of the embeddings if that is a GPU, else a GPU if there is one, else the CPU.
-    minibatch : int or None
-        Images after which `fit` learns the concepts anew (online variational Bayes): nothing is kept of an image, so
-        memory does not grow with their number (docs/scaling.md). None learns after every pass over all of them.
-    memory : int, str or None
-        Budget on the device, in bytes or like "8GB", from which `batch_size` follows; embeddings that fit as well are
-        kept there. None is most of what a GPU has free, and no limit on a CPU. Where memory runs out, batches are halved.
-    distributed : bool
-        Share the images out over the processes of torch.distributed, which all call `fit` (docs/scaling.md).
-    warm_start : bool
-        `fit` begins with the concepts that were learned before, if there are any.
+        None is the device of the embeddings if that is a GPU, else a GPU if there is one, else the CPU. "float32" or "float64".
     progress : bool or None
         Show a progress bar; None shows it on a terminal when the work takes longer than a second.
     """
@@ -125,31 +96,16 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         covariance: str = "tied",
         updates: str = "exact",
         alpha: Any = "learn",
-        rank: int = 16,
-        covariance_prior: float | None = None,
-        init: Any = "k-means++",
         prune: bool | str = "auto",
         n_init: int = 4,
         max_iter: int = 100,
-        tol: float = 1e-4,
-        max_sweeps: int = 100,
-        sweep_tol: float = 1e-4,
-        negatives: int = 64,
         refine: int | str = "auto",
-        faithfulness_weight: float = 1.0,
-        stability_weight: float = 1.0,
-        head_steps: int = 100,
-        head_rate: float = 0.05,
-        learning_offset: float = 10.0,
-        learning_decay: float = 0.7,
-        batch_size: int | None = None,
-        seed: int = 0,
-        device: Any = None,
-        dtype: Any = "float32",
         minibatch: int | None = None,
         memory: int | str | None = None,
         distributed: bool = False,
-        warm_start: bool = False,
+        seed: int = 0,
+        device: Any = None,
+        dtype: Any = "float32",
         progress: bool | None = None,
     ):
         self.n_concepts = n_concepts
@@ -157,40 +113,24 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.covariance = covariance
         self.updates = updates
         self.alpha = alpha
-        self.rank = rank
-        self.covariance_prior = covariance_prior
-        self.init = init
         self.prune = prune
         self.n_init = n_init
         self.max_iter = max_iter
-        self.tol = tol
-        self.max_sweeps = max_sweeps
-        self.sweep_tol = sweep_tol
-        self.negatives = negatives
         self.refine = refine
-        self.faithfulness_weight = faithfulness_weight
-        self.stability_weight = stability_weight
-        self.head_steps = head_steps
-        self.head_rate = head_rate
-        self.learning_offset = learning_offset
-        self.learning_decay = learning_decay
-        self.batch_size = batch_size
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
         self.minibatch = minibatch
         self.memory = memory
         self.distributed = distributed
-        self.warm_start = warm_start
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
         self.progress = progress
 
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
     selection_: Selection | None  # how many concepts were found, where that was asked
-    n_steps_: int
-    prefix_tokens_: int | None = None  # that counted beside the patches; None where an older file does not say it
-    _interrupted_start: dict[str, Any] | None = None  # of a fit that Ctrl-C ended; the same call goes on with it
+    n_steps_: int  # batches of `partial_fit` so far
+    prefix_tokens_: int  # that counted beside the patches
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -209,47 +149,54 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         With the exact rules the bound rises with every epoch, from six tokens an image up.
 
-        `checkpoint` is a folder for how far the fit has come, written at most every `checkpoint_every` seconds. A fit of
-        the same data with the same parameters goes on from what it finds there, to the same bits on a CPU. When it is
-        done, the folder is gone or, with `keep_checkpoint`, holds the end, until you have saved the model and remove it.
+        `checkpoint` is a folder for how far the fit has come, written after an epoch (with `minibatch`, a step) at most every
+        `checkpoint_every` seconds. A fit of the same data with the same parameters goes on from there, to the same bits on a
+        CPU. When the fit is done the folder is removed; with `keep_checkpoint` it holds the end until you remove it.
         """
         settings = settings_of(self, observations)
-        check_images(observations)
-        check_pair(observations, perturbed)
+        check_data(observations, perturbed)
         plan = plan_of(self, observations, perturbed, settings)
         team = Team.of_all(settings.device) if self.distributed else Team()
         about = self._about(observations, perturbed) if checkpoint is not None or team.size > 1 else {}
         team.refuse_unlike(about)
-        keeper = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_every, about, team)
-        epochs = self.max_iter + (2 if plan.refinement else 1)
-        steps = plan.refinement.steps if plan.refinement else 0
-        work = epochs * len(observations) + steps * images_in_step(len(observations))
+        saver = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_every, about, team)
+        pair = perturbed if plan.refinement is None else None  # EM learns from perturbed views only if nothing refines
+        work = (self.max_iter + (1 if plan.refinement is None else 2)) * len(observations)
+        work += 0 if plan.refinement is None else plan.refinement.steps * images_in_step(len(observations))
         with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
-            fitting = Fitting(observations, perturbed, settings, plan, team, keeper, advance, keep_checkpoint)
-            course = fitting.run(
-                lambda: self._start(observations, plan.pairs_of(perturbed), settings, partial(advance, 0))
-            )
+
+            def start() -> loop.Course:
+                return find_start(self, observations, pair, settings, lambda note: advance(0, note))
+
+            course = loop.run(observations, perturbed, settings, plan, team, saver, start, advance)
+        if saver is not None and course.finished:
+            saver.write(course.tensors(), {}) if keep_checkpoint else saver.remove()
         # Only now does the model change, so that a fit that fails leaves the one before it.
         self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
-        before = self.n_steps_ if plan.past is not None and self.minibatch is not None else 0
-        self.lower_bounds_, self.n_iter_, self.n_steps_ = course.bounds, len(course.bounds), before + course.steps
+        self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
+        self.n_steps_ = 0 if self.minibatch is None else self.n_iter_
         self.converged_, self.interrupted_ = course.converged, course.interrupted
-        begun = {name: value for name, value in about.items() if name == "start"}
-        self._interrupted_start = begun if course.interrupted else None
         self.refinement_, self.selection_ = course.refinement, course.selection
         self._describe(observations, settings)
-        if course.selection is not None and course.selection.n_concepts < len(course.concepts):
-            left = f"{course.selection.n_concepts} of {len(course.concepts)} concepts are in use"
-            warnings.warn(f"{left}: the patches ask for no more; prune=False uses all", UserWarning, stacklevel=3)
-        unit = "epochs" if self.minibatch is None else "minibatches"
-        if course.interrupted:
-            usable = "the model is usable" if course.bounds else "the concepts are where learning would have started"
-            message = f"interrupted after {self.n_iter_} {unit}; {usable}"
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        elif not course.converged:
-            message = f"the bound still rises after {self.max_iter} epochs; raise max_iter or tol"
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        self._warn_of_the_end()
         return self
+
+    def _warn_of_the_end(self) -> None:
+        """Say what a user should know of a fit that ended otherwise than asked."""
+        found, given = self.selection_, len(self._concepts)
+        if found is not None and found.n_concepts < given:
+            message = (
+                f"{found.n_concepts} of {given} concepts are in use: the patches ask for no more; prune=False uses all"
+            )
+            warnings.warn(message, UserWarning, stacklevel=4)
+        if self.interrupted_:
+            usable = "the model is usable" if self.n_iter_ else "the concepts are where learning would have started"
+            unit = "epochs" if self.minibatch is None else "minibatches"
+            message = f"interrupted after {self.n_iter_} {unit}; {usable}"
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        elif not self.converged_:
+            message = f"the bound still rises after {self.max_iter} epochs; raise max_iter"
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
     @undisturbed
     def partial_fit(
@@ -257,8 +204,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> PACE:
         """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
         settings = settings_of(self, observations)
-        check_images(observations)
-        check_pair(observations, perturbed)
+        check_data(observations, perturbed)
         if self.__sklearn_is_fitted__():
             concepts, prior = self._go_on(observations, settings)
             past, steps, bounds, selection = self._statistics, self.n_steps_, self.lower_bounds_, self.selection_
@@ -267,34 +213,21 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     "this model was saved without its statistics; save(path, statistics=True) to go on later"
                 )
         else:
-            begin = self._start(observations, perturbed, settings, whole=False)
+            begin = find_start(self, observations, perturbed, settings, whole=False)
             concepts, prior, selection = begin.concepts, begin.prior, begin.selection
             past, steps, bounds = None, 0, []
-        fresh = pass_over(observations, perturbed, concepts, settings)
+        fresh = expect_all(observations, perturbed, concepts, settings)
         bound = bound_of(fresh, concepts, prior, float(fresh.images))
         total, steps = fresh, steps + 1
         if past is not None:
             past = past.map(lambda t: t.to(settings.device))
-            total = past.blended(fresh, rate_of(self, steps))
+            total = past.blended(fresh, loop.online_rate(steps))
         self._concepts, self._prior = update(concepts, total, prior, settings), prior
         self._statistics, self.lower_bounds_, self.selection_ = total, [*bounds, bound], selection
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
         self.converged_, self.interrupted_, self.refinement_ = False, False, np.empty((0, 3))
         self._describe(observations, settings)
         return self
-
-    def _start(
-        self,
-        observations: Observations,
-        perturbed: Observations | None,
-        settings: Settings,
-        report: Callable[[str], object] = lambda note: None,
-        whole: bool = True,
-    ) -> Start:
-        """The concepts that are there, with `warm_start`; else new ones."""
-        if self.warm_start and self.__sklearn_is_fitted__():
-            return Start(*self._go_on(observations, settings), self.selection_)
-        return find_start(self, observations, perturbed, settings, report, whole)
 
     def _go_on(self, observations: Observations, settings: Settings) -> tuple[Concepts, Prior]:
         """The concepts and their prior, with α and the prior's weight as they are given now."""
@@ -324,20 +257,14 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         kind = np.float64 if settings.dtype == torch.float64 else np.float32
         phi = np.empty((len(observations), observations.n_tokens, len(self._concepts)), kind) if patches else None
         concepts = self._fitted().to(settings.device, settings.dtype)
+        size = settings.images_per_batch(observations.n_tokens, 1, concepts.gaussians)
         with progress("explaining", len(observations), self.progress) as advance:
-
-            def explain_some(first: int, last: int) -> None:
-                batch = observations.batch(slice(first, last), settings.device, settings.dtype)
-                if phi is None and not use_predictions:
-                    gamma[first:last] = mixtures(batch, concepts, settings).cpu().numpy()
-                else:
-                    posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions)
-                    gamma[first:last] = posterior.gamma.cpu().numpy()
-                    if phi is not None:
-                        phi[first:last] = posterior.phi.cpu().numpy()
-                advance(last - first)
-
-            settings.chunk(observations, None, concepts.gaussians).through(0, len(observations), explain_some)
+            for some, batch in observations.batches(size, settings.device, settings.dtype):
+                posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions, patches=patches)
+                gamma[some] = posterior.gamma.cpu().numpy()
+                if phi is not None:
+                    phi[some] = posterior.phi.cpu().numpy()
+                advance(some.stop - some.start)
         theta = gamma / gamma.sum(1, keepdims=True)
         return Explanation(theta.astype(kind), gamma.astype(kind), phi, observations.grid, observations.prefix_tokens)
 
@@ -349,10 +276,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
         self._check_fits(observations)
-        check_images(observations)
-        check_pair(observations, perturbed)
+        check_data(observations, perturbed)
         settings = settings_of(self, observations)
-        statistics = pass_over(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
+        statistics = expect_all(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
         return float(statistics.bound.sum() / statistics.images)
 
     def nearest_patches(self, observations: Observations, concept: int, n: int = 5) -> Patches:
@@ -414,16 +340,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `statistics` keeps what `partial_fit` needs to go on after `load`, about twice the size of the model. None keeps it
         for models that were learned by `partial_fit`.
         """
-        from pace.fitting.model_file import save_model
-
         self._fitted()
         save_model(self, path, bool(self.n_steps_) if statistics is None else statistics)
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: Any = None) -> PACE:
         """Read a model that `save` wrote. Where it was fitted does not matter; `device` says where to use it."""
-        from pace.fitting.model_file import load_model
-
         return load_model(cls, path).set_params(device=device)  # type: ignore[no-any-return]
 
     # -- in a notebook ------------------------------------------------------------------------------------------------
@@ -453,15 +375,15 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
         if predictions and known and observations.n_classes not in (0, known):
             raise ValueError(f"predictions have {observations.n_classes} classes; the model was fitted with {known}")
-        if self.prefix_tokens_ not in (None, observations.prefix_tokens):
-            before = f"{observations.prefix_tokens} instead of {self.prefix_tokens_}"
+        if self.prefix_tokens_ != observations.prefix_tokens:
             message = (
-                f"{before} tokens before the patches count: count_cls of the backbone is not as when this was fitted"
+                f"{observations.prefix_tokens} instead of {self.prefix_tokens_} tokens before the patches count: "
+                "count_cls of the backbone is not what it was when this was fitted"
             )
             warnings.warn(message, UserWarning, stacklevel=4)
 
     def _check_unchanged(self, observations: Observations) -> None:
-        """What shaped the concepts cannot change between batches: parameters, and whether there are predictions."""
+        """Parameters that shape the concepts, and whether there are predictions, cannot change between batches."""
         if observations.n_classes and not self._concepts.label_head.shape[1]:
             raise ValueError("predictions: the model was fitted without any; clone it to learn from them")
         fitted = {
@@ -472,20 +394,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, value in fitted.items():
             if getattr(self, name) != value and not (name == "n_concepts" and self.n_concepts == "auto"):
                 raise ValueError(f"{name}: this model was fitted with {value!r}; clone it to learn with another")
-        gaussians = self._concepts.gaussians
-        if isinstance(gaussians, LowRankGaussians) and gaussians.factors.shape[2] != min(self.rank, observations.dim):
-            rank = gaussians.factors.shape[2]
-            raise ValueError(f"rank: this model was fitted with {rank}; clone it to learn with another")
 
     def _about(self, observations: Observations, perturbed: Observations | None) -> dict[str, Any]:
         """What a fit is of: its data, and the parameters that decide what comes out."""
         idle = _NO_MATTER if self.n_concepts == "auto" else (*_NO_MATTER, "max_concepts")
         parameters = {name: value for name, value in plain_parameters(self).items() if name not in idle}
-        warm = self.warm_start and self.__sklearn_is_fitted__()
-        start = self._interrupted_start
-        if start is None:
-            start = {"start": [self.n_steps_, digest(self._concepts.tensors().values())]} if warm else {}
-        return {"observations": likeness(observations), "perturbed": likeness(perturbed), **start, **parameters}
+        return {"observations": likeness(observations), "perturbed": likeness(perturbed), **parameters}
 
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)

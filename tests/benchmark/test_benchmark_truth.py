@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pace.backbones import Preprocessing
-from pace.benchmark.truth import known_truth, seen_colors, true_colors, visible_parts
 from pace.images import Color, Folder, Perturbation, decode, prepare
+from pace.metrics.ground_truth import known_truth, seen_colors, true_colors, visible_parts
 
 GRID = (4, 4)
 
@@ -108,6 +108,6 @@ def test_what_is_known_goes_by_the_dataset(images, tmp_path, monkeypatch):
     assert name == "colours"
     np.testing.assert_array_equal(found, true_colors(images, preprocessing, GRID))
     birds = Birds(tmp_path)
-    monkeypatch.setattr("pace.benchmark.truth.CUB", Birds)
+    monkeypatch.setattr("pace.metrics.ground_truth.CUB", Birds)
     np.testing.assert_array_equal(known_truth(birds, prepared_as((10, 10)), (2, 2))["parts"], [[3, -1, -1]])
     assert known_truth(Folder(tmp_path), preprocessing, GRID) == {}

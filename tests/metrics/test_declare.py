@@ -27,10 +27,6 @@ def test_every_exported_metric_declares_direction_range_and_meaning():
         assert inspect.signature(metric).return_annotation is float
 
 
-def test_titles_are_unique():
-    assert len({metric.title for metric in METRICS.values()}) == len(METRICS)
-
-
 def test_importing_the_metrics_needs_numpy_alone():
     code = "import sys, pace.metrics; print([m for m in ('torch', 'scipy', 'sklearn') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
@@ -47,17 +43,11 @@ def test_a_metric_gives_a_plain_number_and_the_bootstrap_a_score_of_it():
     assert str(score) == f"Sparsity: {value:.2f} [{score.low:.2f}, {score.high:.2f}]"
 
 
-def test_the_interval_of_a_mean_is_that_of_theory():
-    score = bootstrap(sparsity, THETA, resamples=4000)
-    by_image = (THETA < 0.1 / 6).mean(1)
-    assert score.high - score.low == pytest.approx(2 * 1.96 * by_image.std() / np.sqrt(80), rel=0.1)
-
-
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(1)
     truth = sparsity(rng.dirichlet(np.full(4, 0.5), 20000))
-    scores = [bootstrap(sparsity, rng.dirichlet(np.full(4, 0.5), 60), seed=seed) for seed in range(200)]
-    assert 0.88 < np.mean([score.low <= truth <= score.high for score in scores]) <= 1
+    scores = [bootstrap(sparsity, rng.dirichlet(np.full(4, 0.5), 60), seed=seed) for seed in range(100)]
+    assert 0.86 < np.mean([score.low <= truth <= score.high for score in scores]) <= 1
 
 
 def test_a_figure_that_resampling_biases_stays_inside_its_interval():
@@ -99,16 +89,10 @@ def test_an_image_drawn_twice_is_no_pair_of_different_images():
     assert np.isnan(values[1])
 
 
-def test_the_same_seed_gives_the_same_interval():
-    assert bootstrap(sparsity, THETA, seed=3) == bootstrap(sparsity, THETA, seed=3)
-    assert bootstrap(sparsity, THETA, seed=3) != bootstrap(sparsity, THETA, seed=4)
-
-
 def test_there_is_no_interval_without_draws_or_with_one_image():
     for score in (bootstrap(sparsity, THETA, resamples=0), bootstrap(sparsity, THETA[:1])):
-        assert score.low is None
-        assert score.high is None
-    assert str(bootstrap(sparsity, THETA[:1])).endswith(f"{sparsity(THETA[:1]):.2f}")
+        assert (score.low, score.high) == (None, None)
+        assert str(score) == f"Sparsity: {score.value:.2f}"
 
 
 def test_bad_settings_are_refused():

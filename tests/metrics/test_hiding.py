@@ -27,21 +27,7 @@ def test_the_evidence_first_makes_the_prediction_fall_and_rise_at_once():
     assert evidence_gap(predict, EVIDENCE, YHAT, steps=5) == pytest.approx(1 - 1 / 5)
 
 
-def test_the_evidence_last_is_the_mirror_image():
-    assert deletion(predict, -1.0 * EVIDENCE, YHAT, steps=5) == pytest.approx(1 - 0.5 / 5)
-    assert evidence_gap(predict, -1.0 * EVIDENCE, YHAT, steps=5) == pytest.approx(-(1 - 1 / 5))
-
-
-@pytest.mark.parametrize(
-    "relevance", [np.ones((IMAGES, PATCHES)), RNG.random((IMAGES, PATCHES))], ids=["one", "random"]
-)
-def test_one_concept_for_all_patches_and_random_ones_show_no_evidence(relevance):
-    gaps = [evidence_gap(predict, relevance, YHAT, seed=seed) for seed in range(20)]
-    assert np.mean(gaps) == pytest.approx(0, abs=0.1)
-    assert max(gaps) < 0.4
-
-
-def test_ties_are_drawn_by_lot_and_not_by_place():
+def test_ties_are_broken_at_random_so_one_concept_for_all_patches_shows_no_evidence():
     def leans_left(images, kept):
         share = kept[:, : PATCHES // 2].mean(1)
         return np.stack([1 - share, share], 1)
@@ -56,13 +42,9 @@ def test_a_prediction_that_does_not_depend_on_patches_shows_no_evidence():
 
 
 def test_the_predicted_class_is_that_of_the_whole_image_unless_given():
-    assert deletion(predict, EVIDENCE) == deletion(predict, EVIDENCE, YHAT)
+    assert deletion(predict, EVIDENCE, batch_size=5) == deletion(predict, EVIDENCE, YHAT)
     assert deletion(predict, EVIDENCE, 1 - YHAT) == pytest.approx(1 - deletion(predict, EVIDENCE, YHAT))
     assert deletion(predict, EVIDENCE, np.eye(2)[YHAT]) == deletion(predict, EVIDENCE, YHAT)
-
-
-def test_the_size_of_a_batch_changes_nothing():
-    assert insertion(predict, EVIDENCE, batch_size=5) == insertion(predict, EVIDENCE)
 
 
 def test_relevance_adds_up_over_concepts():
@@ -114,7 +96,7 @@ def test_patches_that_matter_are_found_on_a_transformer_split_in_two():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 def test_ranges_and_order_alone_counts(seed, steps):
     relevance = np.random.default_rng(seed).normal(size=(IMAGES, PATCHES))
     for metric in (deletion, insertion, evidence_gap):

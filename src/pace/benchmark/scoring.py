@@ -14,7 +14,6 @@ import torch
 from pace.baselines import Explainer, PaceExplainer, TrueColors
 from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
-from pace.benchmark.truth import Array
 from pace.benchmark.views import Views
 from pace.explanation import Explanation
 from pace.metrics import (
@@ -31,6 +30,7 @@ from pace.metrics import (
     stability,
     stability_when_prediction_holds,
 )
+from pace.metrics.declare import Array
 from pace.progress import progress
 
 _FORWARD = 256  # images with hidden patches that go through the model at once
@@ -81,7 +81,7 @@ def judge(method: Method, views: Views, scoring: Scoring, seed: int) -> Row:
             yhat_train=views.predicted(train),
             yhat_test=views.predicted(test),
             yhat_perturbed=views.predicted(test_pair),
-            told=_told(made, views),
+            given_prediction=_given_prediction(made, views),
             attention=None if weights is None else weights[some],
             concepts=made.concepts_,
             colours=None if views.colours is None else views.colours[some],
@@ -135,7 +135,7 @@ def _on(device: torch.device, theta: Array) -> Any:
     return torch.as_tensor(theta, device=device)
 
 
-def _told(made: Explainer, views: Views) -> tuple[Any, Array] | None:
+def _given_prediction(made: Explainer, views: Views) -> tuple[Any, Array] | None:
     """θ of both splits with ŷ at hand, for PACE. Attributions explain the predicted class, so they always have it."""
     if not isinstance(made, PaceExplainer) or not made.model_.label_head_.shape[1]:
         return None

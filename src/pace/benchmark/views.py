@@ -15,9 +15,10 @@ from pace.baselines import EveryToken, reads_uncounted
 from pace.benchmark.cache import code_of, stored_as
 from pace.benchmark.data import Dataset
 from pace.benchmark.subject import Subject
-from pace.benchmark.truth import Array, known_truth, sample_images, seen_colors, true_colors
 from pace.images import Color, Perturbation, normalize
 from pace.metrics import hide_patches
+from pace.metrics.declare import Array
+from pace.metrics.ground_truth import known_truth, sample_images, seen_colors, true_colors
 from pace.observations import Observations
 from pace.observing.extract import observe_pair
 from pace.observing.store import trusted

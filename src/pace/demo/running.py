@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.cluster import KMeans
 
 from pace import __version__
 from pace.atomic import write_atomically
@@ -118,11 +117,7 @@ def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: in
 
     announce(f"learning {n_concepts} concepts", progress)
     settings: dict[str, Any] = {"n_concepts": n_concepts, "covariance": "tied", "alpha": "learn", "seed": seed}
-    # Of its own starts PACE takes the one with the best bound. With pairs that may be one that takes red and yellow for one
-    # concept, and blue-black for another; k-means over all tokens does not.
-    tokens = learned.embeddings.flatten(0, 1).numpy()
-    starts = KMeans(n_concepts, n_init=10, random_state=seed).fit(tokens).cluster_centers_
-    model = PACE(**settings, init=starts, progress=progress).fit(learned, perturbed=learned_perturbed)
+    model = PACE(**settings, progress=progress).fit(learned, perturbed=learned_perturbed)
     grid = backbone.grid(SIZE, SIZE)
     announce("judging them on images they have not seen", progress)
     scores = evaluate(model, learned, seen, seen_perturbed, colours=true_colours(test, grid), seed=seed)

@@ -1,17 +1,16 @@
-"""Checkpoints of a fit: a folder that always holds one whole set of files, whenever the power fails.
+"""Checkpoints of a fit: a folder that always holds one complete set of files, whenever the power fails.
 
-``index.json`` names the set: what it is of, how far it had come, and the checksum of every file. The files of the next set are
-written beside the old ones; then the index is replaced, which happens whole or not at all; then the old ones are removed.
+``index.json`` names the set: what it is of, and the checksum of every file. The files of the next set are written beside the
+old ones; then the index is replaced, which happens whole or not at all; then the old files are removed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 import zlib
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,43 +26,42 @@ from pace.fitting.distributed import Team
 from pace.model.feeding import Lazy
 from pace.observations import Observations
 
-FORMAT = "pace-checkpoint-2"
+FORMAT = "pace-checkpoint-3"
 _INDEX = "index.json"
-_LOOKED_AT = 32  # images that stand for all when data are compared
-_STEP = "refining.step"  # where a fit that was being refined keeps the number of its steps
+_FILES = re.compile(
+    r"index\.json.*|(common|own-\d+)-\d+\.safetensors.*"
+)  # the last with what an interrupted write leaves
+_COMPARED = 32  # images that stand for all when data are compared
 _Facts = dict[str, Any]
 
 
-@dataclass
-class Saved:
-    """How far a fit had come: plain numbers, what all processes share, and what this one has for itself."""
+class Saved(NamedTuple):
+    """How far a fit had come: what all processes share, and what this one has for itself."""
 
-    numbers: dict[str, Any]
     common: dict[str, Tensor]
     own: dict[str, Tensor]
 
 
 class HowFar(NamedTuple):
-    """What a checkpoint has behind it: epochs or, of a fit in minibatches, these; then steps of refining."""
+    """What a checkpoint has behind it: epochs (with minibatches, these), then steps of refining."""
 
     done: int
     refined: int
 
 
 def how_far(folder: str | PathLike[str]) -> HowFar | None:
-    """For people to read, from a checkpoint that may be of anything; None where there is none, or a damaged one."""
+    """For people to read, whatever the checkpoint is of; None where there is none, or a damaged one."""
     try:
         index = json.loads((Path(folder) / _INDEX).read_bytes())
         with safe_open(_file_in(Path(folder), "common", index["number"]), "pt") as common:
-            shapes = {name: common.get_slice(name).get_shape() for name in ("bounds", "refinement")}
-            under_way = int(common.get_tensor(_STEP)) if _STEP in common.keys() else 0  # noqa: SIM118
-            return HowFar(shapes["bounds"][0], under_way or shapes["refinement"][0])
+            done, refined = (common.get_slice(name).get_shape()[0] for name in ("bounds", "refinement"))
+            return HowFar(done, refined)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return None
 
 
 class Checkpoint:
-    """Where a fit leaves how far it has come, at most every so many seconds."""
+    """Where a fit writes how far it has come, at most every so many seconds."""
 
     def __init__(self, folder: str | PathLike[str], every: float, about: _Facts, team: Team):
         self._folder, self._every, self._about, self._team = Path(folder), every, about, team
@@ -74,25 +72,21 @@ class Checkpoint:
         if not self._folder.parent.is_dir():
             raise FileNotFoundError(f"no folder {self._folder.parent} to keep the checkpoint {self._folder.name} in")
         if self._folder.exists() and not self._folder.is_dir():
-            raise ValueError(
-                f"checkpoint {self._folder} is a file; expected a folder, which is made if it is not there"
-            )
+            raise ValueError(f"checkpoint: {self._folder} is a file; expected a folder, which is made if it is missing")
 
     def load(self) -> Saved | None:
-        """What an earlier fit left, if there is anything. A fit of something else is refused."""
+        """What an earlier fit left, if there is anything. A checkpoint of another fit is refused."""
         index_file = self._folder / _INDEX
         present = self._team.gathered(index_file.is_file())
         if not any(present):
-            foreign = [p.name for p in self._folder.glob("*") if not _ours(p)] if self._folder.is_dir() else []
+            foreign = [p.name for p in self._folder.glob("*") if not _FILES.fullmatch(p.name)]
             if foreign:
                 raise ValueError(
                     f"{self._folder} holds {foreign[0]}, which is not of a checkpoint; choose another folder"
                 )
             return None
         if not all(present):
-            raise ValueError(
-                f"not every process finds the checkpoint {self._folder}; keep it where all of them can read it"
-            )
+            raise ValueError(f"not every process finds the checkpoint {self._folder}; keep it where all can read it")
         try:
             index = json.loads(index_file.read_bytes())
             if index["format"] != FORMAT:
@@ -100,7 +94,7 @@ class Checkpoint:
             self._refuse_other(index["about"], index["processes"])
             self._number = int(index["number"])
             common, own = index["common"], index["own"][self._team.rank]
-            return Saved(index["numbers"], self._read("common", common), self._read(f"own-{self._team.rank}", own))
+            return Saved(self._read("common", common), self._read(f"own-{self._team.rank}", own))
         except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError, UnicodeDecodeError):
             raise ValueError(self._damaged(_INDEX)) from None
 
@@ -117,13 +111,11 @@ class Checkpoint:
                 )
 
     def _read(self, name: str, checksum: int) -> dict[str, Tensor]:
-        file = self._file(name)
-        try:
+        file = _file_in(self._folder, name, self._number)
+        with suppress(OSError, SafetensorError):
             content = file.read_bytes()
             if zlib.crc32(content) == checksum:
                 return load(content)
-        except (OSError, SafetensorError):
-            pass
         raise ValueError(self._damaged(file.name))
 
     def _damaged(self, what: str) -> str:
@@ -134,30 +126,24 @@ class Checkpoint:
         late = time.monotonic() - self._last >= self._every
         return bool(self._team.gathered(late)[0])
 
-    def write(self, saved: Saved) -> None:
+    def write(self, common: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         """All processes together. Killed at any moment, either the set before this one is left or this one."""
         self._folder.mkdir(exist_ok=True)
-        self._number += 1
-        own = self._team.gathered(
-            self._put(f"own-{self._team.rank}", saved.own)
-        )  # all are on the disk when this returns
+        before, self._number = self._number, self._number + 1
+        ours = self._put(f"own-{self._team.rank}", own)
+        checksums = self._team.gathered(ours)  # all are on the disk when this returns
         if self._team.rank == 0:
-            common = self._put("common", saved.common)
             index = {"format": FORMAT, "about": self._about, "processes": self._team.size, "number": self._number,
-                     "numbers": saved.numbers, "common": common, "own": own}  # fmt: skip
+                     "common": self._put("common", common), "own": checksums}  # fmt: skip
             write_atomically(self._folder / _INDEX, json.dumps(index).encode())
-            for file in self._folder.glob("*.safetensors"):
-                if not file.name.endswith(f"-{self._number}.safetensors"):
-                    file.unlink()
+            for name in ("common", *(f"own-{rank}" for rank in range(self._team.size))):
+                _file_in(self._folder, name, before).unlink(missing_ok=True)
         self._last = time.monotonic()
 
     def _put(self, name: str, tensors: dict[str, Tensor]) -> int:
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        write_atomically(self._file(name), content)
+        write_atomically(_file_in(self._folder, name, self._number), content)
         return zlib.crc32(content)
-
-    def _file(self, name: str) -> Path:
-        return _file_in(self._folder, name, self._number)
 
     def remove(self) -> None:
         """The fit is done."""
@@ -166,14 +152,15 @@ class Checkpoint:
 
 
 def remove(folder: str | PathLike[str]) -> None:
-    """A checkpoint that is no longer needed. The index goes first, so that nothing half-removed can be resumed."""
+    """Delete a checkpoint. The index goes first, so that nothing half-removed can be resumed; other files stay."""
     folder = Path(folder)
     if not folder.is_dir():
         return
     (folder / _INDEX).unlink(missing_ok=True)
-    for file in filter(_ours, folder.iterdir()):
-        file.unlink()
-    with suppress(OSError):  # somebody else's files in it stay
+    for file in folder.iterdir():
+        if _FILES.fullmatch(file.name) and file.is_file():
+            file.unlink()
+    with suppress(OSError):  # somebody else's files are in it
         folder.rmdir()
 
 
@@ -181,24 +168,15 @@ def _file_in(folder: Path, name: str, number: int) -> Path:
     return folder / f"{name}-{number}.safetensors"
 
 
-def _ours(file: Path) -> bool:
-    return file.name.startswith((_INDEX, "own-", "common-"))
-
-
 def likeness(observations: Observations | None) -> str | None:
-    """Short hex that differs for other data, told by the shape and some of the images."""
+    """Short hex that differs for other data, by the shape and some of the images."""
     if observations is None:
         return None
     if isinstance(observations, Lazy):
         return observations.identity()
-    some = np.unique(np.linspace(0, len(observations) - 1, _LOOKED_AT).astype(np.int64))
-    parts = [part for part in observations.batch(some) if part is not None]
-    return digest(parts, f"{observations.shape} {observations.n_classes}")
-
-
-def digest(tensors: Iterable[Tensor], about: str = "") -> str:
-    """Short hex that differs for other numbers."""
-    value = zlib.crc32(about.encode())
-    for tensor in tensors:
-        value = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), value)
+    some = np.unique(np.linspace(0, len(observations) - 1, _COMPARED).astype(np.int64))
+    value = zlib.crc32(f"{observations.shape} {observations.n_classes}".encode())
+    for tensor in observations.batch(some):
+        if tensor is not None:
+            value = zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), value)
     return f"{value:08x}"

@@ -1,4 +1,4 @@
-"""Several processes at one fit, on torch.distributed: what they tell each other."""
+"""Several processes at one fit, on torch.distributed: what they send each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from pace.model.feeding import Share
 from pace.model.statistics import Statistics
 
-_PATIENCE = timedelta(hours=12)  # torchrun itself stops those who would wait for a process that has ended
-_GLANCE = 0.01  # seconds between two looks at who has come
+_TIMEOUT = timedelta(hours=12)  # torchrun itself stops processes that would wait for one that has ended
+_POLL = 0.01  # seconds between two looks at who has joined
 
 
 def torchrun_started_this() -> bool:
@@ -48,9 +49,9 @@ def processes(device: torch.device | str | None = None) -> Iterator[torch.device
                 f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
             )
         torch.cuda.set_device(own)
-    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
     backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=fresh_part(store, rank, size), rank=rank, world_size=size, timeout=_PATIENCE)
+    dist.init_process_group(backend, store=fresh_part(store, rank, size), rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
         yield own
     finally:
@@ -61,8 +62,8 @@ def fresh_part(store: Store, rank: int, size: int) -> Store:
     """A part of the store that nobody has written to yet, the same in every process.
 
     torchrun keeps its store when it restarts processes, and with it the addresses of those that have ended: a new process that
-    reads one before its owner's successor has replaced it fails to connect. So the first process thinks of a new name, and
-    tells it to everyone who is here now, under names that they thought of.
+    reads one before its owner's successor has replaced it fails to connect. So the first process makes up a new name and
+    passes it to everyone who is here now.
     """
     mine = uuid4().hex
     if rank > 0:
@@ -77,13 +78,13 @@ def fresh_part(store: Store, rank: int, size: int) -> Store:
                 store.set(f"pace/name/{store.get(f'pace/here/{other}').decode()}", mine)
             if store.check([f"pace/known/{mine}/{other}"]):
                 missing.discard(other)
-        time.sleep(_GLANCE)
+        time.sleep(_POLL)
     return PrefixStore(mine, store)
 
 
 @dataclass(frozen=True)
 class Team:
-    """The processes at a fit, and which of them this is. One alone is a team as well."""
+    """The processes at a fit, and which of them this is. A single process is a team as well."""
 
     rank: int = 0
     size: int = 1
@@ -100,6 +101,11 @@ class Team:
         return cls(
             dist.get_rank(), dist.get_world_size(), device if dist.get_backend() == "nccl" else torch.device("cpu")
         )
+
+    @property
+    def share(self) -> Share:
+        """What the model needs to know of the team."""
+        return Share(self.rank, self.size, self.added)
 
     def total(self, statistics: Statistics) -> Statistics:
         """The sum over processes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,15 +14,18 @@ from torch import Tensor
 
 from pace import __version__
 from pace.atomic import write_atomically
-from pace.explainer import PACE
-from pace.fitting.parameters import plain_parameters
+from pace.fitting.arguments import plain_parameters
+from pace.model.concepts import Concepts, under
 from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, under
 from pace.model.objective import Bound
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
 
-FORMAT = "pace-model-1"
+if TYPE_CHECKING:
+    from pace.explainer import PACE
+
+FORMAT = "pace-model-2"
+_HEADER = ("updates_", "n_steps_", "prefix_tokens_", "converged_", "interrupted_")  # attributes that JSON can hold
 
 
 def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None:
@@ -44,12 +47,8 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
         "version": __version__,
         "parameters": plain_parameters(model),
         "covariance": concepts.gaussians.name,
-        "updates": model.updates_,
         "prior_strength": prior.strength,
-        "n_steps": model.n_steps_,
-        "prefix_tokens": model.prefix_tokens_,
-        "converged": model.converged_,
-        "interrupted": model.interrupted_,
+        **{name: getattr(model, name) for name in _HEADER},
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(tensors, {"pace": json.dumps(header)}))
@@ -64,34 +63,32 @@ def load_model(kind: type[PACE], path: str | PathLike[str]) -> PACE:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error})") from None
+        raise ValueError(f"{path} is not a complete safetensors file ({error})") from None
     try:
         header = json.loads(metadata["pace"])
         if header["format"] != FORMAT:
             raise ValueError(f"{path} has format {header['format']}; this version reads {FORMAT}")
-        return _restore(kind, header, tensors)
+        return _restored(kind, header, tensors)
     except (KeyError, json.JSONDecodeError, TypeError, AttributeError, RuntimeError, IndexError):
         raise ValueError(f"{path} is not a PACE model; files that PACE.save wrote can be loaded") from None
 
 
-def _restore(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
-    # Of an interrupted fit, of a concept without neighbours, and of models that were saved before it was known.
-    may_lack = ("concept_weights", "selection.evidence", "selection.worth")
-    if not all(bool(torch.isfinite(tensor).all()) for name, tensor in tensors.items() if name not in may_lack):
+def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
+    # An interrupted fit has no weights, and a single concept no neighbour to have evidence against.
+    finite = (t for name, t in tensors.items() if name not in ("concept_weights", "selection.evidence"))
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in finite):
         raise TypeError("a number in it is not finite")
     model = kind(**header["parameters"])
-    model.updates_ = header["updates"]
+    for name in _HEADER:
+        setattr(model, name, header[name])
     model._concepts = Concepts.from_tensors(header["covariance"], tensors)
     model._prior = Prior(tensors["prior_covariance"], header["prior_strength"])
-    statistics = under("statistics.", tensors)
+    statistics, selection = under("statistics.", tensors), under("selection.", tensors)
     model._statistics = Statistics.from_tensors(statistics) if statistics else None
+    model.selection_ = Selection.from_tensors(selection) if selection else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()
-    selection = under("selection.", tensors)
-    model.selection_ = Selection.from_tensors(selection) if selection else None
     model.concept_weights_ = tensors["concept_weights"].numpy()
-    model.n_iter_, model.n_steps_ = len(model.lower_bounds_), header["n_steps"]
-    model.converged_, model.interrupted_ = header["converged"], header["interrupted"]
-    model.prefix_tokens_ = header.get("prefix_tokens")
+    model.n_iter_ = len(model.lower_bounds_)
     model.n_features_in_ = model._concepts.gaussians.means.shape[1]
     return model

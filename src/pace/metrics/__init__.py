@@ -1,18 +1,26 @@
-"""Metrics: the paper's five desiderata, and what exposes an explanation that meets them and explains nothing.
+"""Metrics: the paper's five desiderata, and those that expose an explanation that scores well and explains nothing.
 
 Every metric is a function of arrays (θ, φ, ŷ) that declares its direction, range and meaning; `bootstrap` adds an interval, and
-`evaluate` gives all scores of a model. Importing this needs numpy alone; torch and scipy are imported where they are used.
+`evaluate` gives all scores of a model. Importing this needs only numpy; torch and scipy are imported where they are used.
 """
 
-from pace.metrics.agreement import class_echo
-from pace.metrics.declare import Metric, bootstrap, metric
-from pace.metrics.economy import effective_concepts, hoyer_sparsity, n_concepts, sparsity
+from pace.metrics.agreement import (
+    class_echo,
+    colour_accuracy,
+    colour_purity,
+    colour_recovery,
+    part_consistency,
+    part_patches,
+)
+from pace.metrics.declare import Measure, Metric, bootstrap, metric
 from pace.metrics.evaluation import evaluate, score_explanations
+from pace.metrics.faithful import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
 from pace.metrics.hiding import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
-from pace.metrics.patchwise import Levels, cls_weight, concepts_per_image, find_levels, levels, patch_variety
-from pace.metrics.recovery import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
+from pace.metrics.multilevel import Levels, cls_weight, concepts_per_image, find_levels, levels, patch_variety
+from pace.metrics.parsimonious import concepts_in_use, effective_concepts, n_concepts
 from pace.metrics.scores import Score, Scores
-from pace.metrics.steadiness import (
+from pace.metrics.sparse import hoyer_sparsity, sparsity
+from pace.metrics.stable import (
     between_images,
     prediction_survival,
     reidentification,
@@ -20,16 +28,10 @@ from pace.metrics.steadiness import (
     stability_ratio,
     stability_when_prediction_holds,
 )
-from pace.metrics.truth import (
-    colour_accuracy,
-    colour_purity,
-    colour_recovery,
-    part_consistency,
-    part_patches,
-)
 
 __all__ = [
     "Levels",
+    "Measure",
     "Metric",
     "Score",
     "Scores",
@@ -40,6 +42,7 @@ __all__ = [
     "colour_accuracy",
     "colour_purity",
     "colour_recovery",
+    "concepts_in_use",
     "concepts_per_image",
     "deletion",
     "effective_concepts",

@@ -1,21 +1,22 @@
-"""All scores of a model in one call: the five of the paper, what exposes them, and warnings in plain words."""
+"""All scores of a model in one call, with warnings in plain words."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pace.metrics.agreement import class_echo
+from pace.metrics.agreement import class_echo, colour_accuracy, colour_purity, colour_recovery, part_consistency
 from pace.metrics.collapse import collapses
-from pace.metrics.declare import Metric
+from pace.metrics.declare import Array, Metric
 from pace.metrics.declare import bootstrap as with_interval
-from pace.metrics.economy import effective_concepts, hoyer_sparsity, n_concepts, sparsity
+from pace.metrics.faithful import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
 from pace.metrics.inputs import labels_of
-from pace.metrics.patchwise import cls_weight, concepts_per_image, levels, patch_variety
-from pace.metrics.recovery import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
-from pace.metrics.scores import Score, Scores
-from pace.metrics.steadiness import (
+from pace.metrics.multilevel import cls_weight, concepts_per_image, levels, patch_variety
+from pace.metrics.parsimonious import effective_concepts, n_concepts
+from pace.metrics.scores import Scores
+from pace.metrics.sparse import hoyer_sparsity, sparsity
+from pace.metrics.stable import (
     between_images,
     prediction_survival,
     reidentification,
@@ -23,15 +24,53 @@ from pace.metrics.steadiness import (
     stability_ratio,
     stability_when_prediction_holds,
 )
-from pace.metrics.truth import colour_accuracy, colour_purity, colour_recovery, part_consistency
 
 if TYPE_CHECKING:
-    from pace.explainer import PACE
+    from pace.explanation import Explanation
     from pace.observations import Observations
+
+# In reading order. A metric's parameters are named after what `score_explanations` passes it.
+METRICS: tuple[Metric[Any], ...] = (
+    faithfulness,
+    faithfulness_given_prediction,
+    nonlinear_faithfulness,
+    majority_class,
+    class_echo,
+    stability,
+    stability_when_prediction_holds,
+    prediction_survival,
+    between_images,
+    stability_ratio,
+    reidentification,
+    sparsity,
+    hoyer_sparsity,
+    levels,
+    concepts_per_image,
+    patch_variety,
+    cls_weight,
+    n_concepts,
+    effective_concepts,
+    colour_recovery,
+    colour_accuracy,
+    colour_purity,
+    part_consistency,
+)
+
+
+class FittedModel(Protocol):
+    """What `evaluate` needs of `pace.PACE`."""
+
+    @property
+    def means_(self) -> Array: ...
+    @property
+    def label_head_(self) -> Array: ...
+    def explain(
+        self, observations: Observations, *, use_predictions: bool = False, patches: bool = True
+    ) -> Explanation: ...
 
 
 def evaluate(
-    model: PACE,
+    model: FittedModel,
     train: Observations,
     test: Observations,
     perturbed: Observations | None = None,
@@ -43,39 +82,41 @@ def evaluate(
 ) -> Scores:
     """All scores of a fitted model on test images, each with its interval, and `warnings` where it has collapsed.
 
-    ŷ is withheld when images are explained, but for `faithfulness_given_prediction`.
+    ŷ is withheld when images are explained, except for `faithfulness_given_prediction`.
 
     Parameters
     ----------
+    model
+        A fitted `pace.PACE`.
     train
-        Observations the regression from θ to ŷ is fitted on; as a rule what the model was fitted on.
+        Observations the regression from θ to ŷ is fitted on; usually those the model was fitted on.
     perturbed
-        Perturbed views of the test images, in the same order; without them there are no scores of stability.
+        The test images perturbed, in the same order; without them stability is not scored.
     colours : (M, rows, columns), optional
         True colours of the test images' patches, on Color.
     parts : (M, n_parts), optional
         The patch that holds each part, −1 for none, on CUB; see `part_patches`.
     bootstrap, seed
-        Draws for the intervals (0 for none), and the seed of these, of the folds and of the network.
+        Number of resamples for the intervals (0 for none), and the seed for these, the folds and the network.
     """
     if perturbed is not None and perturbed.shape[:2] != test.shape[:2]:
         raise ValueError(
             f"perturbed: expected the {len(test)} test images with {test.n_tokens} tokens each; found {perturbed!r}"
         )
-    told = None
+    given = None
     if train.n_classes and test.n_classes and model.label_head_.shape[1]:
-        given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
-        told = (given[0], given[1])
-    views = (train, test, perturbed)
-    yhat = [None if view is None or view.predictions is None else view.predictions[:] for view in views]
+        train_given, test_given = (
+            model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)
+        )
+        given = train_given, test_given
     return score_explanations(
         model.explain(train, patches=False),
         model.explain(test),
         None if perturbed is None else model.explain(perturbed, patches=False),
-        yhat_train=yhat[0],
-        yhat_test=yhat[1],
-        yhat_perturbed=yhat[2],
-        told=told,
+        yhat_train=_predictions(train),
+        yhat_test=_predictions(test),
+        yhat_perturbed=_predictions(perturbed),
+        given_prediction=given,
         attention=test.attention[:],
         concepts=model.means_,
         colours=colours,
@@ -93,7 +134,7 @@ def score_explanations(
     yhat_train: Any = None,
     yhat_test: Any = None,
     yhat_perturbed: Any = None,
-    told: tuple[Any, Any] | None = None,
+    given_prediction: tuple[Any, Any] | None = None,
     attention: Any = None,
     concepts: Any = None,
     colours: Any = None,
@@ -101,7 +142,7 @@ def score_explanations(
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Scores:
-    """`evaluate` for explanations of any method: every score for which there is what it needs.
+    """`evaluate` for explanations of any method: every score that can be computed from what is given.
 
     Parameters
     ----------
@@ -109,57 +150,48 @@ def score_explanations(
         Or anything with `theta` and, for the patch level, `phi` and `prefix_tokens`.
     yhat_train, yhat_test, yhat_perturbed
         The transformer's predictions, as labels or distributions.
-    told
+    given_prediction
         θ of train and test when the method was given ŷ.
     attention : (M, J)
         Weight of every token in θ of the test images.
     concepts : (K, …)
         What describes every concept at the dataset level, such as its mean.
     """
-    scores: list[Score] = []
-    notes: list[str] = []
-
-    def add(metric: Metric[Any], *args: Any) -> None:
-        score = with_interval(metric, *args, resamples=bootstrap, seed=seed)
-        if np.isfinite(score.value):  # stability when the prediction holds, where it never does
-            scores.append(score)
-
+    notes = []
     if yhat_train is None or yhat_test is None:
         notes.append("There are no predictions, so faithfulness is not measured.")
     elif len(np.unique(labels_of(yhat_train, len(train.theta), "yhat_train"))) == 1:
         notes.append("The transformer predicts one class for all training images: there is nothing to be faithful to.")
-    else:
-        add(faithfulness, train.theta, yhat_train, test.theta, yhat_test)
-        if told is not None:
-            add(faithfulness_given_prediction, told[0], yhat_train, told[1], yhat_test)
-        add(nonlinear_faithfulness, train.theta, yhat_train, test.theta, yhat_test)
-        add(majority_class, yhat_train, yhat_test)
-        add(class_echo, test.theta, yhat_test)
-    if perturbed is not None:
-        add(stability, test.theta, perturbed.theta)
-        if yhat_test is not None and yhat_perturbed is not None:
-            add(stability_when_prediction_holds, test.theta, perturbed.theta, yhat_test, yhat_perturbed)
-            add(prediction_survival, yhat_test, yhat_perturbed)
-    if len(test.theta) > 1:
-        add(between_images, test.theta)
-        if perturbed is not None:
-            add(stability_ratio, test.theta, perturbed.theta)
-            add(reidentification, test.theta, perturbed.theta)
-    add(sparsity, test.theta)
-    add(hoyer_sparsity, test.theta)
-    add(levels, test, concepts)
-    phi, prefix_tokens = getattr(test, "phi", None), getattr(test, "prefix_tokens", 0)
-    if phi is not None:
-        add(concepts_per_image, phi, prefix_tokens)
-        add(patch_variety, phi, prefix_tokens)
-    if attention is not None:
-        add(cls_weight, attention, prefix_tokens)
-    add(n_concepts, test.theta)
-    add(effective_concepts, test.theta)
-    if phi is not None and colours is not None:
-        add(colour_recovery, phi, colours, prefix_tokens)
-        add(colour_accuracy, phi, colours, prefix_tokens)
-        add(colour_purity, phi, colours, prefix_tokens)
-    if phi is not None and parts is not None:
-        add(part_consistency, phi, parts, prefix_tokens)
+        yhat_train = None
+    theta_train_given, theta_test_given = given_prediction or (None, None)
+    inputs = {
+        "theta_train": train.theta,
+        "yhat_train": yhat_train,
+        "theta_test": test.theta,
+        "yhat_test": yhat_test,
+        "theta_train_given": theta_train_given,
+        "theta_test_given": theta_test_given,
+        "theta": test.theta,
+        "yhat": yhat_test,
+        "theta_perturbed": None if perturbed is None else perturbed.theta,
+        "yhat_perturbed": yhat_perturbed,
+        "explanation": test,
+        "phi": getattr(test, "phi", None),
+        "prefix_tokens": getattr(test, "prefix_tokens", 0),
+        "attention": attention,
+        "concepts": concepts,
+        "colours": colours,
+        "parts": parts,
+    }
+    known = {name: value for name, value in inputs.items() if value is not None}
+    scores = []
+    for metric in METRICS:
+        if metric.required <= known.keys():
+            arguments = {name: value for name, value in known.items() if name in metric.__signature__.parameters}
+            scores.append(with_interval(metric, **arguments, resamples=bootstrap, seed=seed))
+    scores = [score for score in scores if np.isfinite(score.value)]  # NaN: it does not apply to these images
     return Scores(scores, [*notes, *collapses({score.name: score for score in scores})])
+
+
+def _predictions(observations: Observations | None) -> Any:
+    return None if observations is None or observations.predictions is None else observations.predictions[:]

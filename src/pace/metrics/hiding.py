@@ -1,7 +1,7 @@
 """Deletion and insertion: does the prediction depend on the patches that the explanation says matter?
 
 A `Predict` takes image numbers (B,) and which patches are kept (B, patches), and returns predictions (B, N). `hide_tokens` and
-`hide_patches` make one from a transformer; any other function will do.
+`hide_patches` make one from a transformer; any other function works too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Predict = Callable[[Array, Array], Any]
 def patch_relevance(phi: Any, concept_relevance: Any, prefix_tokens: int = 0) -> Array:
     """Σ_k r_mk φ_mjk (M, patches): how much each patch belongs to the concepts that matter in its image.
 
-    concept_relevance (M, K): θ, or what each concept says for the predicted class, such as ``theta * label_head[:, yhat].T``.
+    concept_relevance (M, K): θ, or each concept's evidence for the predicted class, such as ``theta * label_head[:, yhat].T``.
     """
     patches, relevance = patches_of(phi, prefix_tokens), theta_of(concept_relevance, "concept_relevance")
     if relevance.shape != (patches.shape[0], patches.shape[2]):
@@ -42,10 +42,10 @@ def deletion(
 ) -> Measure:
     """Area under the curve of p(ŷ_m) against the share of patches removed, most relevant first (Petsiuk et al., 2018).
 
-    relevance (M, patches), as `patch_relevance` gives it; only its order within an image counts, and equal patches are drawn
-    by lot. ŷ is what the whole image gets unless it is given. Read it beside `insertion`: a fragile model has a low one anyway.
+    relevance (M, patches), as `patch_relevance` gives it; only its order within an image counts, with ties broken at
+    random. ŷ defaults to the prediction for the whole image. Read it beside `insertion`: it is low for any fragile model.
     """
-    return Measure.mean(_area(_curve(predict, relevance, yhat, False, steps, batch_size, seed)))
+    return _area_under_curve(predict, relevance, yhat, False, steps, batch_size, seed)
 
 
 @metric(
@@ -58,33 +58,33 @@ def insertion(
     predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
 ) -> Measure:
     """As `deletion`, starting from an empty image and adding the most relevant patches first."""
-    return Measure.mean(_area(_curve(predict, relevance, yhat, True, steps, batch_size, seed)))
+    return _area_under_curve(predict, relevance, yhat, True, steps, batch_size, seed)
 
 
 @metric(
     title="Insertion minus deletion",
     better="higher",
     range=(-1, 1),
-    meaning="How much more the leading concepts' patches carry the prediction than the rest; 0 for patches in any order.",
+    meaning="How much more the prediction depends on the leading concepts' patches than on the rest; 0 for a random order.",
 )
 def evidence_gap(
     predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
 ) -> Measure:
-    """`insertion` − `deletion`, image by image. An order drawn by lot gets 0 on average, whatever the model."""
-    added, removed = (
-        _area(_curve(predict, relevance, yhat, adding, steps, batch_size, seed)) for adding in (True, False)
-    )
-    return Measure.mean(added - removed)
+    """`insertion` − `deletion`, image by image. A random order gets 0 on average, whatever the model."""
+    options: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seed": seed}
+    added = insertion.measure(predict, relevance, yhat, **options)
+    removed = deletion.measure(predict, relevance, yhat, **options)
+    return Measure(added.images, lambda weights: added.values(weights) - removed.values(weights))
 
 
 def hide_tokens(forward: Callable[[Any], Any], tokens: Any, patches: int, fill: Any = None) -> Predict:
     """Hide patches among the tokens of a layer.
 
-    forward : from tokens to predictions: ``lambda tokens: backbone.forward_from(tokens).softmax(-1)``
+    forward : tokens → predictions: ``lambda tokens: backbone.forward_from(tokens).softmax(-1)``
     tokens : tensor (M, T, d) as `Backbone.split` gives it; the last `patches` tokens are the patches
-    fill : (d,) what a hidden patch is replaced by; by default the mean of all patch tokens
+    fill : (d,) replaces a hidden patch; by default the mean of all patch tokens
 
-    At the last layer of a model that reads CLS alone no patch has any effect: split at an earlier one.
+    At the last layer of a model that reads only CLS, no patch has any effect: split at an earlier one.
     """
     import torch
 
@@ -106,7 +106,7 @@ def hide_tokens(forward: Callable[[Any], Any], tokens: Any, patches: int, fill: 
 def hide_patches(forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], fill: float = 0.0) -> Predict:
     """Hide patches in the images themselves.
 
-    forward : from normalised images to predictions: ``lambda images: backbone(images).predictions``
+    forward : normalised images → predictions: ``lambda images: backbone(images).predictions``
     images : tensor (M, 3, H, W), normalised, so that a `fill` of 0 is the mean colour
     grid : rows and columns of the patches
     """
@@ -126,17 +126,19 @@ def hide_patches(forward: Callable[[Any], Any], images: Any, grid: tuple[int, in
     return predict
 
 
-def _curve(predict: Predict, relevance: Any, yhat: Any, adding: bool, steps: int, batch_size: int, seed: int) -> Array:
-    """p(ŷ_m) (M, steps + 1) with the shares 0, 1/steps, … 1 of the patches removed, or added."""
+def _area_under_curve(
+    predict: Predict, relevance: Any, yhat: Any, adding: bool, steps: int, batch_size: int, seed: int
+) -> Measure:
+    """Area under p(ŷ_m) with the shares 0, 1/steps, … 1 of the patches removed, or added."""
     scores = theta_of(relevance, "relevance")
     images, patches = scores.shape
     if steps < 1 or batch_size < 1:
         raise ValueError(f"expected steps ≥ 1 and batch_size ≥ 1; found {steps} and {batch_size}")
-    lots = np.random.default_rng(seed).random(scores.shape)
+    ties = np.random.default_rng(seed).random(scores.shape)
     rank = np.empty(scores.shape, np.int64)  # 0 for the most relevant patch of an image
-    np.put_along_axis(rank, np.lexsort((lots, -scores), axis=1), np.arange(patches)[None], axis=1)
+    np.put_along_axis(rank, np.lexsort((ties, -scores), axis=1), np.arange(patches)[None], axis=1)
     changed = np.rint(np.linspace(0, patches, steps + 1))
-    found = np.empty((images, steps + 1))
+    curve = np.empty((images, steps + 1))
     for start in range(0, images, batch_size):
         part = np.arange(start, min(start + batch_size, images))
         whole = _predictions(predict, part, np.ones((len(part), patches), bool))
@@ -148,8 +150,8 @@ def _curve(predict: Predict, relevance: Any, yhat: Any, adding: bool, steps: int
         for step, count in enumerate(changed):
             among = rank[part] < count
             shares = _predictions(predict, part, among if adding else ~among)
-            found[part, step] = shares[np.arange(len(part)), classes]
-    return found
+            curve[part, step] = shares[np.arange(len(part)), classes]
+    return Measure.mean(((curve[:, :-1] + curve[:, 1:]) / 2).mean(1))
 
 
 def _predictions(predict: Predict, images: Array, kept: Array) -> Array:
@@ -158,10 +160,4 @@ def _predictions(predict: Predict, images: Array, kept: Array) -> Array:
         raise ValueError(f"predict: expected finite predictions ({len(images)}, classes); found shape {found.shape}")
     if (found < -1e-6).any() or (np.abs(found.sum(1) - 1) > 0.02).any():
         raise ValueError("predict: expected probabilities that sum to 1; apply softmax to logits")
-    return found
-
-
-def _area(curve: Array) -> Array:
-    """Trapezoids over shares 0 … 1."""
-    found: Array = ((curve[:, :-1] + curve[:, 1:]) / 2).mean(1)
     return found

@@ -1,4 +1,4 @@
-"""What metrics accept, checked once and in the same words everywhere, and how an explanation is normalised."""
+"""Checks of what metrics are given, with the same messages everywhere, and how an explanation is normalised."""
 
 from __future__ import annotations
 
@@ -29,14 +29,6 @@ def theta_of(theta: Any, name: str = "theta") -> Array:
     return array
 
 
-def pair_of(theta: Any, theta_perturbed: Any) -> tuple[Array, Array]:
-    """θ of the images and of their perturbed views, which must pair up."""
-    original, perturbed = theta_of(theta), theta_of(theta_perturbed, "theta_perturbed")
-    if original.shape != perturbed.shape:
-        raise ValueError(f"theta_perturbed: expected shape {original.shape} as theta has; found {perturbed.shape}")
-    return original, perturbed
-
-
 def phi_of(phi: Any) -> Array:
     """φ (M, J, K): finite, in its own precision."""
     array = as_array(phi)
@@ -51,16 +43,17 @@ def phi_of(phi: Any) -> Array:
 
 
 def patches_of(phi: Any, prefix_tokens: int) -> Array:
-    """φ of the patches alone."""
+    """φ of the patches, without prefix tokens."""
     array = phi_of(phi)
     if not 0 <= prefix_tokens < array.shape[1]:
         raise ValueError(f"prefix_tokens: expected 0 to {array.shape[1] - 1}; found {prefix_tokens}")
     return array[:, prefix_tokens:]
 
 
-def labels_of(yhat: Any, images: int, name: str = "yhat") -> Array:
-    """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the largest entry counts."""
+def labels_of(yhat: Any, images: int | None, name: str = "yhat") -> Array:
+    """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the argmax counts; None for any M."""
     array = as_array(yhat)
+    images = len(array) if images is None and array.ndim else images
     if array.ndim not in (1, 2) or len(array) != images or 0 in array.shape:
         raise ValueError(
             f"{name}: expected labels ({images},) or distributions ({images}, classes); found {array.shape}"
@@ -79,10 +72,10 @@ def labels_of(yhat: Any, images: int, name: str = "yhat") -> Array:
 def l1_normalised(theta: Array) -> Array:
     """Every row divided by the sum of its absolute values, signs kept, so that methods of any scale compare.
 
-    A row of zeros prefers no concept to another and counts as the uniform one: saying nothing is not sparse.
+    A row of zeros prefers no concept to another and counts as uniform: an empty explanation is not sparse.
     """
     scale = np.abs(theta).max(1, keepdims=True)
-    scaled = np.divide(theta, scale, out=np.ones_like(theta), where=scale > 0)  # first, so that no sum overflows
+    scaled = np.divide(theta, scale, out=np.ones_like(theta), where=scale > 0)  # so that no sum overflows
     normalised: Array = scaled / np.abs(scaled).sum(1, keepdims=True)
     return normalised
 

@@ -1,4 +1,4 @@
-"""`Score`, one figure with its interval and what it means, and `Scores`, all figures of one explanation."""
+"""`Score`, a metric's value with interval and meaning, and `Scores`, all of one explanation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Score:
-    """`low` and `high` are the ends of its 95 % bootstrap interval over images, None where there is none.
+    """`low` and `high` are its 95 % bootstrap interval over images, None where there is none.
 
-    `better` is None where neither direction is good as such. `range` holds the values the metric can take at all.
+    `better` is None where neither direction is good as such. `range` is the range of possible values.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Score:
         return f"{self.title}: {_short(self.value)} [{_short(self.low)}, {_short(self.high)}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values that JSON knows: an end without limit is None."""
+        """For JSON; an infinite end of the range is None."""
         return {**asdict(self), "range": [end if math.isfinite(end) else None for end in self.range]}
 
     @classmethod
@@ -47,7 +47,7 @@ class Score:
 
 
 class Scores(Mapping[str, Score]):
-    """Scores by name, in the order in which they are best read, and `warnings` in plain words."""
+    """Scores by name, in reading order, and `warnings` in plain words."""
 
     def __init__(self, scores: Iterable[Score], warnings: Iterable[str] = ()) -> None:
         self._scores = {score.name: score for score in scores}
@@ -70,7 +70,7 @@ class Scores(Mapping[str, Score]):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scores:
-        """What `as_dict` gave, also after a trip through JSON."""
+        """The inverse of `as_dict`, also after a round trip through JSON."""
         return cls(map(Score.from_dict, values["scores"].values()), values["warnings"])
 
 

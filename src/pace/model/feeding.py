@@ -1,6 +1,6 @@
 """Which images are worked on together, and how they get to where the work is done.
 
-A pass visits units one after another. A unit is a group of images that are each other's negatives or, without pairs, one image.
+A pass visits units one after another. A unit is a group of images that are each other's negatives; without pairs, one image.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pace.model.concepts import Concepts
+from pace.model.settings import Settings
 from pace.observations import ArrayLike, Batch, Observations
 
 Images = slice | npt.NDArray[np.int64]
+
+
+class Share(NamedTuple):
+    """Which of the processes at a fit this is, and how tensors are added up over all of them."""
+
+    rank: int = 0
+    processes: int = 1
+    added: Callable[..., list[Tensor]] = lambda *parts: list(parts)
 
 
 class Part(NamedTuple):
@@ -32,8 +42,8 @@ class Part(NamedTuple):
 class Visits:
     """The units of a pass over images 0 … M - 1, and which of them are this process's.
 
-    Group g of G holds images g, g + G, g + 2G, …: datasets come sorted by class, and negatives should not all be of one.
-    Which images share a group depends on their order and on `negatives`, not on what is worked on at once nor by how many.
+    Group g of G holds images g, g + G, g + 2G, …, because datasets come sorted by class and negatives should not all be of one
+    class. Which images share a group depends on their order and on `negatives`, not on batch size or number of processes.
     """
 
     n_images: int
@@ -70,33 +80,9 @@ class Visits:
         places = [np.arange(g, g + own * len(m), own) for g, m in zip(range(first, last), members, strict=True)]
         return Part(np.concatenate(members), np.concatenate(places), [len(m) for m in members])
 
-    @property
-    def largest_share(self) -> int:
-        """Units of the process that has most of them."""
-        return -(-self._units // self.processes)
-
-
-class Chunk:
-    """How many units are worked on at once: half as many from then on whenever memory runs out."""
-
-    def __init__(self, units: int):
-        self.units = units
-
-    def through(self, done: int, until: int, work: Callable[[int, int], None]) -> None:
-        """Call ``work(first, last)`` for all units. What ran out of memory is done again, in halves."""
-        while done < until:
-            stop, short = min(done + self.units, until), False
-            try:
-                work(done, stop)
-            except torch.OutOfMemoryError:
-                if self.units == 1:
-                    raise
-                short = True
-            if short:  # only here is what the error held on to free again
-                self.units = min(self.units, stop - done) // 2 or 1
-                torch.cuda.empty_cache()  # does nothing where there is no GPU
-            else:
-                done = stop
+    def parts(self, units: int) -> list[Part]:
+        """All of this process's units, so many at a time."""
+        return [self.part(first, min(first + units, len(self))) for first in range(0, len(self), units)]
 
 
 @runtime_checkable
@@ -105,13 +91,11 @@ class Lazy(Protocol):
 
     def prepare(self, images: Images) -> Callable[[], Batch]: ...
     def identity(self) -> str: ...
-    def forget(
-        self,
-    ) -> None: ...  # whatever was kept: the same images in another batch may come out differently rounded
+    def forget(self) -> None: ...  # the cache: the same images in another batch may be rounded differently
 
 
 class Feed:
-    """Batches of one or two views on the device. What comes next is read, and put in pinned memory, beside the work."""
+    """Batches of one or two views on the device. The next batch is read, into pinned memory, while this one is worked on."""
 
     def __init__(self, views: Sequence[Observations], device: torch.device, dtype: torch.dtype, *, local: bool = False):
         self.views, self.device, self._dtype = list(views), device, dtype
@@ -127,8 +111,14 @@ class Feed:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
+    def units_at_once(self, concepts: Concepts, settings: Settings) -> int:
+        """As many units as there is room for, and no more than there are."""
+        views, unit = (1, 1) if len(self.views) == 1 else (2, settings.negatives)
+        images = settings.images_per_batch(self.views[0].n_tokens, views, concepts.gaussians)
+        return max(1, min(images, len(self.views[0]) + unit - 1) // unit)
+
     def load(self, images: Images, following: Images | None = None) -> list[Batch]:
-        """These images in every view; those that follow are begun with."""
+        """These images in every view; reading of those that follow is begun."""
         ahead, self._ahead = self._ahead, None
         known = ahead is not None and _same(ahead[0], images)
         prepared = ahead[1].result() if ahead is not None and known else self._prepare(images)
@@ -145,10 +135,9 @@ class Feed:
         return changed(batch, lambda part: part.to(self.device, non_blocking=True).to(self._dtype))
 
     def kept(self, visits: Visits, at_once: int) -> Feed:
-        """The same, with this process's images copied to the device once and for all."""
+        """The same, with this process's images copied to the device once for the whole fit."""
         rooms: list[list[Tensor | None]] = []
-        for first in range(0, len(visits), at_once):
-            part = visits.part(first, min(first + at_once, len(visits)))
+        for part in visits.parts(at_once):
             for number, prepared in enumerate(self._prepare(part.images)):
                 batch = prepared()
                 if len(rooms) == number:

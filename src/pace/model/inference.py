@@ -12,24 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pace.model.gaussians.fused import succeeds
 from pace.model.objective import dirichlet_kl, expected_log_theta
 
 Updates = Literal["exact", "paper"]
 Pull = Callable[[Tensor], Tensor]  # φ̄ (B, K) -> g (B, K)
 
-_FIRST_SWEEPS = 8  # after which most images have settled
+_FIRST_SWEEPS = 8  # after these most images have settled, and the rest go on by themselves
 
 
 @dataclass
 class Weights:
-    """The few places in which the two update rules differ."""
+    """The few places where the two update rules differ."""
 
     count: Tensor  # w (B, J): how much a token counts in γ and in μ, Σ
     mean: Tensor  # v (B, J): how much it counts in φ̄
@@ -69,18 +70,18 @@ class Posterior:
     """q(θ_m) and q(z_mj) of a batch. (B, K) fields are float64."""
 
     counts: Tensor  # γ - α
-    phi_bar: Tensor
+    phi_bar: Tensor  # empty, as the bound and φ are, when patches were not asked for
     gamma: Tensor
-    bound: Tensor  # L_e by image
-    phi: Tensor  # (B, J, K)
     sweeps: int
     moving: Tensor  # (B,) images that had not settled when the sweeps ran out
+    bound: Tensor  # (B,) L_e by image
+    phi: Tensor  # (B, J, K)
 
 
 def uniform_start(
     n_images: int, n_concepts: int, n_tokens: int, updates: Updates, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Counts and φ̄ of images nothing is known about: every patch is every concept alike."""
+    """Counts and φ̄ of images nothing is known about: every patch is equally likely to be any concept."""
     phi_bar = torch.full((n_images, n_concepts), 1 / n_concepts, dtype=torch.float64, device=device)
     return phi_bar * (n_tokens if updates == "exact" else 1), phi_bar
 
@@ -99,13 +100,58 @@ def infer(
     alpha: Tensor,
     start: tuple[Tensor, Tensor],
     *,
-    log_det: Tensor,
-    dim: int,
+    log_det: Tensor | None = None,
+    dim: int = 0,
     pull: Pull | None = None,
     max_sweeps: int = 100,
     tol: float = 1e-4,
+    patches: bool = True,
 ) -> Posterior:
-    """Sweep over φ and γ until γ moves by less than `tol` of its sum, image by image.
+    """The E-step of a batch: sweep over φ and γ until γ moves by less than `tol` of its sum, image by image.
+
+    Learning, refining, selecting and explaining all call this. Without `patches` only γ is worked out, and the log-likelihood
+    may lack what all concepts share. If the log-likelihood requires a gradient, so does γ.
+    """
+    kernel = None if pull is not None else _kernel(log_likelihood)
+    if kernel is not None:
+        settled = kernel.settle(log_likelihood, weights.count, alpha, start[0], max_sweeps=max_sweeps, tol=tol)
+        sweeps = int(settled.sweeps.max()) if len(settled.sweeps) else 0
+        if not patches:
+            nothing = log_likelihood.new_empty(0)
+            gamma = alpha + settled.counts
+            return Posterior(settled.counts, nothing, gamma, sweeps, settled.moving, nothing, nothing)
+        # The last sweep once more in torch, for φ and the bound.
+        found = _sweep(log_likelihood, weights, alpha, (settled.before, start[1]), log_det, dim, None, 1, tol, patches)
+        return replace(found, sweeps=sweeps, moving=settled.moving)
+    if pull is not None:  # ties images together, so that none goes on alone
+        return _sweep(log_likelihood, weights, alpha, start, log_det, dim, pull, max_sweeps, tol, patches)
+    first = min(_FIRST_SWEEPS, max_sweeps)
+    found = _sweep(log_likelihood, weights, alpha, start, log_det, dim, None, first, tol, patches)
+    rest = found.moving.nonzero().squeeze(1)
+    while len(rest) > 0 and found.sweeps < max_sweeps:
+        begin = (found.counts[rest], found.phi_bar[rest])
+        some, more = weights.of_images(rest), min(found.sweeps, max_sweeps - found.sweeps)
+        late = _sweep(log_likelihood[rest], some, alpha, begin, log_det, dim, None, more, tol, patches)
+        for name in ("counts", "phi_bar", "gamma", "moving", *(("bound", "phi") if patches else ())):
+            getattr(found, name)[rest] = getattr(late, name)
+        found.sweeps += late.sweeps
+        rest = rest[late.moving]
+    return found
+
+
+def _sweep(
+    log_likelihood: Tensor,
+    weights: Weights,
+    alpha: Tensor,
+    start: tuple[Tensor, Tensor],
+    log_det: Tensor | None,
+    dim: int,
+    pull: Pull | None,
+    max_sweeps: int,
+    tol: float,
+    patches: bool,
+) -> Posterior:
+    """All images together, until every one has settled.
 
     A sweep needs Σ_k φ and Σ_j w φ only. With φ from an earlier sweep at hand, a later one is that φ times exp(change of
     E log θ + g/J), normalised: two small products in place of an exponential of every (image, token, concept). The
@@ -121,7 +167,6 @@ def infer(
     active = torch.ones(len(gamma), dtype=torch.bool, device=gamma.device)
     reference = phi = log_norm = None
     field = torch.zeros_like(gamma)
-    norm = torch.zeros_like(weights.count)
     sweeps = 0
     while sweeps < max_sweeps and bool(active.any()):
         sweeps += 1
@@ -132,93 +177,73 @@ def infer(
         change = None if reference is None else field - reference
         if change is None or float(change.amax() - change.amin()) > reach:
             reference, change = field, torch.zeros_like(field)
-            phi = log_likelihood + reference[:, None].to(dtype)
-            log_norm = phi.amax(2)
-            # Not normalised yet, and nowhere so small that it would be subnormal: those are ten times as slow.
-            phi.sub_(log_norm[:, :, None]).clamp_min_(1 - 2 * reach).exp_()
+            phi, log_norm = _exponential(log_likelihood, reference.to(dtype), 1 - 2 * reach)
         assert phi is not None
         peak = change.amax(1, keepdim=True)
         factor = (change - peak).exp().to(dtype)
         norm = torch.bmm(factor[:, None], phi.mT).squeeze(1)  # several times as fast as φ by a column
         sums = (torch.bmm(reduce / norm[:, None], phi) * factor[:, None]).double()
         fresh = alpha + sums[:, 0]
-        moved = (fresh - gamma).abs().sum(1) / fresh.sum(1)
+        moved = (fresh - gamma).detach().abs().sum(1) / fresh.detach().sum(1)
         gamma = torch.where(active[:, None], fresh, gamma)
         phi_bar = torch.where(active[:, None], sums[:, -1] / tokens, phi_bar)
         active = active & (moved > tol)
 
+    counts = gamma - alpha
+    if not patches:
+        nothing = log_likelihood.new_empty(0)
+        return Posterior(counts, phi_bar, gamma, sweeps, active, nothing, nothing)
     assert phi is not None
     assert log_norm is not None
-    counts = gamma - alpha
-    # log φ = E log θ + g/J + log-likelihood - log-normaliser makes the bound a matter of (B, K) sums.
+    # log φ = E log θ + g/J + log-likelihood - log-normaliser, so the bound needs (B, K) sums only.
     log_norm = log_norm.double() + norm.double().log() + peak
     gain = tokens * phi_bar * (expected_log_theta(gamma) - field)
     bound = (weights.mean.double() * log_norm).sum(1) + gain.sum(1) - dirichlet_kl(gamma, alpha)
-    bound = bound + weights.correction(phi_bar, counts, log_det, dim)
+    if log_det is not None:
+        bound = bound + weights.correction(phi_bar, counts, log_det, dim)
     phi = phi.mul_(factor[:, None]).div_(norm[:, :, None])
-    return Posterior(counts, phi_bar, gamma, bound, phi, sweeps, active)
+    return Posterior(counts, phi_bar, gamma, sweeps, active, bound, phi)
 
 
-def infer_alone(
-    log_likelihood: Tensor,
-    weights: Weights,
-    alpha: Tensor,
-    start: tuple[Tensor, Tensor],
-    *,
-    log_det: Tensor,
-    dim: int,
-    max_sweeps: int = 100,
-    tol: float = 1e-4,
-) -> Posterior:
-    """`infer` for images that no pull ties together: the few that take long go on without the others."""
-    settle = partial(infer, log_det=log_det, dim=dim, tol=tol)
-    kernel = _kernel(log_likelihood)
-    if kernel is not None and max_sweeps > 1:
-        settled = kernel.settle(log_likelihood, weights.count, alpha, start[0], max_sweeps=max_sweeps - 1, tol=tol)
-        found = settle(log_likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1)  # for φ and the bound
-        return replace(found, sweeps=int(settled.sweeps.max()) + 1)
-    found = settle(log_likelihood, weights, alpha, start, max_sweeps=min(_FIRST_SWEEPS, max_sweeps))
-    rest = found.moving.nonzero().squeeze(1)
-    while len(rest) > 0 and found.sweeps < max_sweeps:
-        begin = (found.counts[rest], found.phi_bar[rest])
-        more = min(found.sweeps, max_sweeps - found.sweeps)
-        late = settle(log_likelihood[rest], weights.of_images(rest), alpha, begin, max_sweeps=more)
-        for name in ("counts", "phi_bar", "gamma", "bound", "phi", "moving"):
-            getattr(found, name)[rest] = getattr(late, name)
-        found.sweeps += late.sweeps
-        rest = rest[late.moving]
-    return found
+def _exponential(log_likelihood: Tensor, field: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
+    """exp(log-likelihood + field) (B, J, K), scaled so that a token's largest is 1, and the log of that scale (B, J).
 
-
-def infer_gamma(
-    log_likelihood: Tensor,
-    weights: Weights,
-    alpha: Tensor,
-    start: tuple[Tensor, Tensor],
-    *,
-    max_sweeps: int,
-    tol: float,
-) -> Tensor:
-    """γ (B, K) of `infer_alone`, for those who ask for neither φ nor the bound; evidence may lack what all concepts share."""
-    kernel = _kernel(log_likelihood)
-    if kernel is None:
-        nothing = log_likelihood.new_zeros(log_likelihood.shape[2])
-        return infer_alone(
-            log_likelihood, weights, alpha, start, log_det=nothing, dim=0, max_sweeps=max_sweeps, tol=tol
-        ).gamma
-    sweep = partial(kernel.settle, log_likelihood, weights.count, alpha)
-    settled = sweep(start[0], max_sweeps=max_sweeps - 1, tol=tol)
-    gamma: Tensor = alpha + sweep(settled.counts, max_sweeps=1, tol=tol).counts  # the one that gives φ to those who ask
-    return gamma
+    Nowhere so small that it would be subnormal: those numbers are ten times as slow.
+    """
+    phi = log_likelihood + field[:, None]
+    scale = phi.detach().amax(2)
+    phi.sub_(scale[:, :, None])
+    phi = phi.clamp_min(smallest).exp() if phi.requires_grad else phi.clamp_min_(smallest).exp_()
+    return phi, scale
 
 
 def _kernel(log_likelihood: Tensor) -> ModuleType | None:
-    """The sweeps of sweeping.py, where they can run."""
-    if log_likelihood.device.type != "cuda" or log_likelihood.dtype != torch.float32:
+    """The sweeps of triton_sweeps.py, where they can run."""
+    on_gpu = log_likelihood.device.type == "cuda" and log_likelihood.dtype == torch.float32
+    if not on_gpu or log_likelihood.requires_grad:
         return None
     try:
-        from pace.model import sweeping
+        from pace.model import triton_sweeps
     except ImportError:  # torch comes without Triton on some platforms
         return None
-    fits = log_likelihood.shape[2] <= sweeping.MOST_CONCEPTS
-    return sweeping if fits and sweeping.usable(log_likelihood.device) else None
+    fits = log_likelihood.shape[2] <= triton_sweeps.MOST_CONCEPTS
+    return triton_sweeps if fits and _agrees(triton_sweeps, log_likelihood.device) else None
+
+
+@cache
+def _agrees(kernel: ModuleType, device: torch.device) -> bool:
+    """Whether Triton can compile for this GPU, which takes a C compiler, and comes to the same γ as torch. Warns if not.
+
+    Compilers differ from version to version, so one small case is always worked out both ways.
+    """
+
+    def compare() -> None:
+        evidence = torch.linspace(0, 7, 3 * 40 * 5).square().cos().mul(4).view(3, 40, 5).to(device)
+        alpha = torch.linspace(0.01, 0.2, 5, dtype=torch.float64).to(device)
+        weights, start = Weights.of(evidence.new_ones(3, 40), "exact"), uniform_start(3, 5, 40, "exact", device)
+        found = kernel.settle(evidence, weights.count, alpha, start[0], max_sweeps=6, tol=0.0)
+        expected = _sweep(evidence, weights, alpha, start, None, 0, None, 6, 0.0, False)
+        if not torch.allclose(found.counts, expected.counts, rtol=1e-4):
+            raise ArithmeticError("Triton's result differs from torch's")
+
+    return succeeds(compare, f"explaining is slower on {device} than it could be")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.explanation import Array
-from pace.model.learning import Settings
+from pace.model.settings import Settings
 from pace.observations import Observations
 
 
 class Patches(NamedTuple):
     """Patches of a set of images, nearest first; `patches` counts along the grid, row by row, without prefix tokens."""
 
-    images: Array
-    patches: Array
-    distances: Array
+    images: npt.NDArray[np.int64]
+    patches: npt.NDArray[np.int64]
+    distances: npt.NDArray[np.float64]
 
 
 def nearest(observations: Observations, point: Tensor, n: int, at_once: int, settings: Settings) -> Patches:

@@ -27,34 +27,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.fitting.distributed import Team
-from pace.model.feeding import Chunk, Visits
+from pace.model.concepts import Concepts, fit_dirichlet
+from pace.model.feeding import Images, Share, Visits
 from pace.model.gaussians import TiedGaussians
-from pace.model.inference import Weights
-from pace.model.learning import Concepts, Settings, distributions, fit_dirichlet
+from pace.model.inference import Weights, infer
+from pace.model.learning import distributions
 from pace.model.objective import expected_log_theta
 from pace.model.precision import full_precision
+from pace.model.settings import Settings
 from pace.observations import Batch, Observations
 
-_SHARE, _FEWEST, _MOST = 32, 64, 192  # of the images, and images, that a step looks at
-_TEMPERATURE = 20.0  # τ: η within ±1 then suffices for a sure prediction
+_SHARE, _FEWEST, _MOST = 32, 64, 192  # a step looks at 1/32 of the images, but at 64 to 192 of them
+_TEMPERATURE = 20.0  # τ: with it, η within ±1 suffices for a sure prediction
 _SWEEPS, _MORE_SWEEPS = 4, 2  # before the one that is differentiated; from all patches to half of them
-_RATES = (0.02, 0.001, 0.05)  # of the means, R and η, in units of a concept's own standard deviation
+_RATES = (0.02, 0.001, 0.05)  # learning rates of the means, R and η, in units of a concept's own standard deviation
 _WARM_UP = 0.1
-_ADAM = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
-_LEAST_APART = 1e-3  # that images are taken to lie: a few that are alike must not outweigh all else
+_LEAST_APART = 1e-3  # smallest distance between images, so that a few that are alike do not outweigh all else
 _SETTLE = 6400  # images after which α is learned anew
 _EMBEDDINGS, _PHIS = 4, 8  # copies of its embedding and of its φ that a patch takes room for, measured
-_ALONE = Team()
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """How long to climb, and how much the terms beside the embeddings' weigh."""
+    """How long to climb, and how much the two terms weigh beside the embeddings'."""
 
     steps: int
-    faithfulness: float  # w_f
-    stability: float  # w_s
+    faithfulness: float = 1.0  # w_f
+    stability: float = 1.0  # w_s
 
 
 class Draw(NamedTuple):
@@ -87,14 +86,11 @@ def refine(
     refinement: Refinement,
     seed: int,
     report: Callable[[int], object] = lambda images: None,
-    earlier: dict[str, Tensor] | None = None,
-    after: Callable[[Callable[[], dict[str, Tensor]]], object] = lambda state: None,
-    team: Team = _ALONE,
+    share: Share = Share(),  # noqa: B008
 ) -> tuple[Concepts, npt.NDArray[np.float64]]:
     """The concepts with refined means, covariance and α, and the terms of every step (steps, 3). H and β stay.
 
-    After every step `after` can ask for the state, from which a later call goes on when it gets it as `earlier`. All processes
-    of a team make the same steps.
+    All processes make the same steps, each with its share of the images.
     """
     gaussians = concepts.gaussians
     assert isinstance(gaussians, TiedGaussians)
@@ -102,34 +98,14 @@ def refine(
     means = (gaussians.means @ whiten).requires_grad_()
     metric = torch.eye(dim, dtype=settings.dtype, device=settings.device).requires_grad_()
     head = torch.zeros(len(concepts), observations.n_classes, dtype=settings.dtype, device=settings.device)
-    head.requires_grad_()
-    learned = {"means": means, "metric": metric, "head": head}
-    groups = [{"params": [p], "lr": lr} for p, lr in zip(learned.values(), _RATES, strict=True)]
-    adam = torch.optim.Adam(groups, maximize=True)
+    learned = [means, metric, head.requires_grad_()]
+    adam = torch.optim.Adam([{"params": [p], "lr": r} for p, r in zip(learned, _RATES, strict=True)], maximize=True)
     warm_up = max(_WARM_UP, 2 / refinement.steps) if refinement.steps > 2 else _WARM_UP  # a step up, and steps down
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, list(_RATES), total_steps=refinement.steps, pct_start=warm_up)
-    alpha = concepts.alpha
+    alpha, log_theta, seen = concepts.alpha, torch.zeros_like(concepts.alpha), 0
     history = torch.zeros(refinement.steps, 3, device=settings.device)
-    log_theta, seen, begin = torch.zeros_like(alpha), 0, 0
-    if earlier is not None:
-        begin, seen = int(earlier["step"]), int(earlier["seen"])
-        alpha, log_theta = earlier["alpha"].to(alpha), earlier["log_theta"].to(alpha)
-        history.copy_(earlier["history"])
-        for name, parameter in learned.items():
-            parameter.data.copy_(earlier[name])
-            adam.state[parameter] = {
-                key: earlier[f"{name}.{key}"].to("cpu" if key == "step" else settings.device) for key in _ADAM
-            }
-        schedule.load_state_dict({**schedule.state_dict(), "last_epoch": begin - 1, "_step_count": begin + 1})
-        schedule.step()  # sets the rates, which depend on nothing but the step
-
-    def state() -> dict[str, Tensor]:
-        now = {"step": torch.tensor(step + 1), "seen": torch.tensor(seen), "alpha": alpha, "log_theta": log_theta}
-        moments = {f"{name}.{key}": adam.state[p][key] for name, p in learned.items() for key in _ADAM}
-        return {**now, "history": history, **learned, **moments}
-
     views = [view for view in (observations, perturbed) if view is not None]
-    chunk = _chunk(views, gaussians, settings)
+    at_once = _images_at_once(views, gaussians, settings)
 
     def look(halves: Tensor, images: npt.NDArray[np.int64]) -> Seen:
         batches = [view.batch(images, settings.device, settings.dtype) for view in views]
@@ -137,13 +113,13 @@ def refine(
         return _look(batches, centred, halves, whiten @ metric, means, head, alpha)
 
     draws = _draws(len(observations), observations.n_tokens, seed)
-    for step, (images, halves) in islice(enumerate(draws), begin, refinement.steps):
+    for step, (images, halves) in enumerate(islice(draws, refinement.steps)):
         at = partial(look, torch.from_numpy(halves).to(settings.device))
-        terms, field, slopes = _climb(at, images, len(views), list(learned.values()), refinement, chunk, team)
+        terms, field, slopes = _climb(at, images, len(views), learned, refinement, at_once, share)
         volume = torch.linalg.slogdet(metric)[1] / dim
         terms[0] += volume.detach()
         slopes[1] += torch.autograd.grad(volume, metric)[0]
-        for parameter, slope in zip(learned.values(), slopes, strict=True):
+        for parameter, slope in zip(learned, slopes, strict=True):
             parameter.grad = slope
         adam.step()
         schedule.step()
@@ -153,7 +129,6 @@ def refine(
             alpha = fit_dirichlet(alpha, log_theta / seen, settings.smallest_alpha)
             log_theta, seen = torch.zeros_like(alpha), 0
         report(len(images))
-        after(state)
     refined = replace(concepts, gaussians=_folded(whiten @ metric.detach(), means.detach()), alpha=alpha)
     return refined, history.double().cpu().numpy()
 
@@ -168,14 +143,14 @@ def _draws(n_images: int, n_tokens: int, seed: int) -> Iterator[Draw]:
             yield Draw(np.sort(order[start : start + images_in_step(n_images)]), np.sort(halves))
 
 
-def _chunk(views: list[Observations], gaussians: TiedGaussians, settings: Settings) -> Chunk:
+def _images_at_once(views: list[Observations], gaussians: TiedGaussians, settings: Settings) -> int:
     """As many images as there is room for, and no more than a step has."""
     most = settings.batch_size or images_in_step(len(views[0]))
     if settings.memory is None or settings.batch_size:
-        return Chunk(most)
+        return most
     concepts, dim = gaussians.means.shape
     image = len(views) * views[0].n_tokens * (_EMBEDDINGS * dim + _PHIS * concepts) * settings.dtype.itemsize
-    return Chunk(min(most, max(1, settings.working_memory(gaussians) // 2 // image)))
+    return min(most, max(1, settings.working_memory(gaussians) // 2 // image))
 
 
 def _climb(
@@ -184,43 +159,36 @@ def _climb(
     views: int,
     learned: list[Tensor],
     refinement: Refinement,
-    chunk: Chunk,
-    team: Team,
+    at_once: int,
+    share: Share,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The three terms of a step's images, Σ E[log θ], and the slope of the weighted sum; terms and slope lack log |R|."""
-    visits = Visits(len(images), None, team.rank, team.size)
+    parts: list[Images] = [
+        part.images for part in Visits(len(images), None, share.rank, share.processes).parts(at_once)
+    ]
     means = learned[0]
     phi_bars, terms = means.new_zeros(views, len(images), len(means)), means.new_zeros(2)
     log_theta = means.new_zeros(len(means), dtype=torch.float64)
     slopes = [torch.zeros_like(parameter) for parameter in learned]
-    whole: list[Seen] = []  # all images with their way back, where they are one chunk; else a chunk is looked at again
-
-    def there(first: int, last: int) -> None:
-        own = visits.part(first, last).images
-        with torch.set_grad_enabled(last - first == len(visits)):
+    for own in parts:
+        with torch.set_grad_enabled(len(parts) == 1):  # of several parts each is looked at again for its slope
             seen = look(images[own])
         phi_bars[:, own] = seen.phi_bars.detach()
         log_theta.add_(seen.log_theta)
-        if seen.terms.requires_grad:
-            whole.append(seen)
-
-    def back(first: int, last: int) -> None:
-        own = visits.part(first, last).images
-        seen = whole.pop() if whole else look(images[own])
-        embedding, faithfulness = ours = (last - first) / len(images) * seen.terms
-        rise = embedding + refinement.faithfulness * faithfulness + (pull[:, own] * seen.phi_bars).sum()
-        for slope, more in zip(slopes, torch.autograd.grad(rise, learned, materialize_grads=True), strict=True):
-            slope += more
-        terms.add_(ours.detach())
-
-    chunk.through(0, len(visits), there)
-    phi_bars, log_theta = team.added(phi_bars, log_theta)
+    phi_bars, log_theta = share.added(phi_bars, log_theta)
     stability, pull = means.new_zeros(()), torch.zeros_like(phi_bars)
     if views == 2:
         stability = -_unsteadiness(*phi_bars.requires_grad_())
         (pull,) = torch.autograd.grad(refinement.stability * stability, phi_bars)
-    chunk.through(0, len(visits), back)
-    terms, *slopes = team.added(terms, *slopes)
+    for own in parts:
+        if len(parts) > 1:
+            seen = look(images[own])
+        embedding, faithfulness = ours = seen.phi_bars.shape[1] / len(images) * seen.terms
+        rise = embedding + refinement.faithfulness * faithfulness + (pull[:, own] * seen.phi_bars).sum()
+        for slope, more in zip(slopes, torch.autograd.grad(rise, learned, materialize_grads=True), strict=True):
+            slope += more
+        terms.add_(ours.detach())
+    terms, *slopes = share.added(terms, *slopes)
     return torch.cat([terms, stability.detach()[None]]), log_theta, slopes
 
 
@@ -244,12 +212,12 @@ def _look(
     for view, patches, half in zip(views, embeddings, halves, strict=False):
         evidence = torch.addmm(means.square().sum(1) / -2, patches.flatten(0, 1), towards).view(*patches.shape[:2], -1)
         weights = Weights.of(view.attention, "exact")
-        counts = _settled(evidence, weights, alpha, weights.count.sum(1, keepdim=True) / len(means), _SWEEPS)
-        phi_bar = _counts(evidence, alpha + counts, weights) / patches.shape[1]
+        start = (weights.count.sum(1, keepdim=True) / len(means)).expand(-1, len(means)).double()
+        counts, phi_bar = _settled(evidence, weights, alpha, start, _SWEEPS)
         if len(views) == 2:
             some, seen = evidence[:, half], _weights_of(view.attention[:, half])
-            fewer = _settled(some, seen, alpha, counts * (len(half) / patches.shape[1]), _MORE_SWEEPS)
-            phi_bars.append(_counts(some, alpha + fewer, seen) / len(half))
+            fewer = counts * (len(half) / patches.shape[1])
+            phi_bars.append(_settled(some, seen, alpha, fewer, _MORE_SWEEPS)[1])
         else:
             phi_bars.append(phi_bar)
         log_theta += expected_log_theta(alpha + counts).sum(0)
@@ -284,18 +252,12 @@ def _scatter(patches: Tensor, weights: Tensor) -> Tensor:
     return (flat * weights.reshape(-1, 1)).T @ flat
 
 
-@torch.no_grad()
-def _settled(evidence: Tensor, weights: Weights, alpha: Tensor, counts: Tensor, sweeps: int) -> Tensor:
-    """γ - α, so many sweeps on."""
-    for _ in range(sweeps):
-        counts = _counts(evidence, alpha + counts, weights)
-    return counts
-
-
-def _counts(evidence: Tensor, gamma: Tensor, weights: Weights) -> Tensor:
-    """Σ_j w_mj φ_mj, one sweep on from γ."""
-    phi = (evidence + expected_log_theta(gamma)[:, None].to(evidence.dtype)).softmax(2)
-    return torch.bmm(weights.count[:, None], phi).squeeze(1)
+def _settled(evidence: Tensor, weights: Weights, alpha: Tensor, counts: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
+    """γ - α so many sweeps on, and φ̄ one sweep later; the slope goes through that last sweep alone."""
+    with torch.no_grad():
+        counts = infer(evidence, weights, alpha, (counts, counts), max_sweeps=sweeps, tol=0.0, patches=False).counts
+    last = infer(evidence, weights, alpha, (counts, counts), max_sweeps=1, tol=0.0, patches=False).counts
+    return counts, last.to(evidence.dtype) / evidence.shape[1]
 
 
 def _folded(factor: Tensor, means: Tensor) -> TiedGaussians:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.model.concepts import Concepts
 from pace.model.gaussians import FAMILIES, Prior
 from pace.model.inference import Weights
-from pace.model.learning import Concepts, Settings
+from pace.model.settings import Settings
 from pace.observations import Observations
 
 PATCHES_PER_CONCEPT = 200  # enough to place K centres; the epochs see every patch

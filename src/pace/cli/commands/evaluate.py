@@ -42,8 +42,8 @@ def evaluate(
     Images are those of the fit's dataset in another split, unless --images names others.
     """
     where = device_of(device)
-    from pace.benchmark.truth import known_truth
     from pace.metrics import evaluate as score
+    from pace.metrics.ground_truth import known_truth
 
     fitted = open_fitted(fit_run, where, moved)
     asked = fitted.other_images(images, data_root, split, limit, seed, skip_unreadable)

@@ -141,7 +141,7 @@ def fit(
         raise Problem(f"--max-concepts is for --concepts auto; found --concepts {concepts}")
     with team(device) as (where, several, leads):
         from pace.explainer import PACE
-        from pace.fitting.parameters import check_arguments
+        from pace.fitting.arguments import check_arguments
 
         explainer = PACE(
             concepts,

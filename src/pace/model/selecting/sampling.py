@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from pace.model.inference import Weights
-from pace.model.learning import Settings
 from pace.model.selecting.grouping import Grouping, nearest
 from pace.model.selecting.halving import along_widest
+from pace.model.settings import Settings
 from pace.observations import Observations
 
 _PATCHES = 1 << 15  # at least, if there are so many

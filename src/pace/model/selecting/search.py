@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import Prior, TiedGaussians
-from pace.model.inference import Weights, infer_gamma, uniform_start
-from pace.model.learning import Settings
-from pace.model.objective import expected_log_theta
+from pace.model.inference import Weights, infer, uniform_start
 from pace.model.selecting.evidence import Clusters, whitening
 from pace.model.selecting.grouping import Grouping, segment_sums
 from pace.model.selecting.halving import halves
 from pace.model.selecting.sketching import Sketch
+from pace.model.settings import Settings
 
 _NEIGHBOURS = 4  # of every concept, that it may merge with
 _EPOCHS = 3  # after a move, before it is judged
@@ -261,10 +260,14 @@ class Search:
             weights = Weights.of(batch.attention, "exact")
             x = gaussians.features(batch.embeddings.flatten(0, 1), self._sample.offset)
             distances = gaussians.contrasts(x, math.inf).view(-1, tokens, k)
-            says = weights.log_likelihood(distances, gaussians.log_det, dim)
-            start = uniform_start(len(says), k, tokens, "exact", says.device)
-            gamma = infer_gamma(says, weights, alpha, start, max_sweeps=settings.max_sweeps, tol=settings.sweep_tol)
-            owners.append(says.add_(expected_log_theta(gamma)[:, None].to(says.dtype)).argmax(2).flatten())
+            likelihood = weights.log_likelihood(distances, gaussians.log_det, dim)
+            start = uniform_start(len(likelihood), k, tokens, "exact", likelihood.device)
+            settled = infer(
+                likelihood, weights, alpha, start,
+                max_sweeps=settings.max_sweeps, tol=settings.sweep_tol, patches=False,
+            )  # fmt: skip
+            last = infer(likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1)  # φ that goes with this γ
+            owners.append(last.phi.argmax(2).flatten())
         owner, weight = torch.cat(owners), self._sample.weights
         clusters = Clusters.of(self._sample.x, weight, Grouping(owner, k), self._spread, self._blur)
         counts = self._counts(owner, torch.arange(len(owner), device=owner.device), weight, k)

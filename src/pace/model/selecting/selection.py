@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.model.learning import Settings
 from pace.model.selecting.sampling import Sample
 from pace.model.selecting.search import Move, Partition, Search
 from pace.model.selecting.sketching import sketch
+from pace.model.settings import Settings
 from pace.observations import Observations
 
 _BLUR = 0.25  # patches are known up to this share of their covariance; smaller differences make no concepts

@@ -4,18 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pace.metrics import effective_concepts, hoyer_sparsity, n_concepts, sparsity
+from pace.metrics import concepts_in_use, effective_concepts, hoyer_sparsity, n_concepts, sparsity
 
 THETA = arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.floats(-5, 5, width=32))
 
 
 def test_sparsity_is_the_share_below_a_tenth_of_an_even_share():
     assert sparsity([[0.97, 0.01, 0.02, 0.0], [0.25, 0.25, 0.25, 0.25]]) == pytest.approx(3 / 8)
-
-
-def test_the_limit_itself_is_not_near_zero():
-    assert sparsity([[0.975, 0.025]]) == pytest.approx(0.5)
-    assert sparsity([[0.95, 0.05]]) == 0
 
 
 def test_signed_explanations_are_normalised_by_their_absolute_values():
@@ -36,16 +31,14 @@ def test_hoyer_sparsity_by_hand():
     assert hoyer_sparsity([[1.0], [2.0]]) == 0
 
 
-def test_hoyer_sparsity_of_one_concept_in_ten_does_not_depend_on_how_many_tens():
-    """The paper's sparsity cannot tell them apart either, but its threshold moves with K."""
-    assert [hoyer_sparsity(np.eye(k)) for k in (2, 10, 100)] == pytest.approx([1, 1, 1])
-    assert [hoyer_sparsity(np.ones((1, k))) for k in (2, 10, 100)] == pytest.approx([0, 0, 0], abs=1e-9)
-
-
 def test_effective_concepts_by_hand():
     assert effective_concepts(np.eye(5)) == pytest.approx(5)
     assert effective_concepts(np.eye(5)[[0, 0, 1, 1]]) == pytest.approx(2)
     assert n_concepts(np.eye(5)[[0, 0, 1, 1]]) == 5
+
+
+def test_a_concept_is_in_use_if_it_holds_at_least_one_patch():
+    assert concepts_in_use([3.0, 1.0, 0.99, 0.0]).tolist() == [True, True, False, False]
 
 
 def test_a_collapse_to_one_concept_is_as_sparse_as_can_be_and_exposed_by_the_effective_number():
@@ -55,13 +48,8 @@ def test_a_collapse_to_one_concept_is_as_sparse_as_can_be_and_exposed_by_the_eff
     assert effective_concepts(collapsed) == pytest.approx(1)
 
 
-def test_constant_and_random_explanations_are_not_sparse():
-    assert sparsity(np.full((10, 20), 0.05)) == 0
-    assert sparsity(np.random.default_rng(0).dirichlet(np.ones(20), 50)) < 0.2
-
-
 @given(THETA)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_ranges_and_symmetries(theta):
     order = np.random.default_rng(0).permutation(theta.shape[1])
     for metric in (sparsity, hoyer_sparsity, effective_concepts, n_concepts):

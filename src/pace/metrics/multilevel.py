@@ -1,4 +1,4 @@
-"""Does the patch level say anything: do the patches of an image differ, and do they count beside CLS?"""
+"""Multi-level: does the patch level say anything? Do the patches of an image differ, and do they count beside CLS?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def concepts_per_image(phi: Any, prefix_tokens: int = 0) -> Measure:
     title="Patch variety",
     better="higher",
     range=(1, math.inf),
-    meaning="Effective number of different things the patches of an image are said to be; 1 when all are said to be the same.",
+    meaning="Effective number of different concepts among the patches of an image; 1 when all patches have the same.",
 )
 def patch_variety(phi: Any, prefix_tokens: int = 0) -> Measure:
     """exp of H(φ̄_m) − mean_j H(φ_mj), the information a patch's place gives about its concept; mean over images.
@@ -47,12 +47,12 @@ def patch_variety(phi: Any, prefix_tokens: int = 0) -> Measure:
     title="Weight of CLS",
     better="lower",
     range=(0, 1),
-    meaning="Share of an image's weight that CLS carries rather than its patches; near 1 CLS alone speaks for the image.",
+    meaning="Share of an image's weight on CLS rather than on its patches; near 1 the patches hardly count.",
 )
 def cls_weight(attention: Any, prefix_tokens: int = 1) -> Measure:
-    """Attention on the prefix tokens ÷ attention on all tokens that count, mean over images.
+    """Attention on the prefix tokens ÷ attention on all tokens, mean over images.
 
-    In PACE a token's part in θ is its share of attention. For other methods give the weight each token has in θ.
+    In PACE a token contributes to θ in proportion to its attention. For other methods pass each token's weight in θ.
     """
     weights = theta_of(attention, "attention")
     if not 0 <= prefix_tokens <= weights.shape[1]:
@@ -75,7 +75,7 @@ class Levels(NamedTuple):
 
 
 def find_levels(explanation: Any, concepts: Any = None) -> Levels:
-    """Which levels a method really has, from what it returns.
+    """Which levels a method really has, judging by what it returns.
 
     dataset: `concepts` (K, …), such as means in embedding space, describe each concept of θ, and they differ.
     image: `explanation.theta` differs between images.
@@ -98,10 +98,10 @@ def find_levels(explanation: Any, concepts: Any = None) -> Levels:
     title="Levels",
     better="higher",
     range=(0, 3),
-    meaning="How many of dataset, image and patch level the method really has, from what it returns.",
+    meaning="How many of dataset, image and patch level the method really has, judging by what it returns.",
 )
 def levels(explanation: Any, concepts: Any = None) -> Measure:
-    """The number of those that `find_levels` finds."""
+    """How many levels `find_levels` finds."""
     return Measure.fixed(sum(find_levels(explanation, concepts)))
 
 

@@ -53,12 +53,6 @@ def test_matched_accuracy_by_hand():
     assert colour_purity(phi_of(concepts), colours) == pytest.approx(3 / 4)
 
 
-def test_fewer_concepts_than_colours_can_be_matched():
-    assert colour_accuracy(phi_of(COLOURS // 3, k=2), COLOURS) == pytest.approx(
-        sum(max((colour == COLOURS).sum() for colour in group) for group in ((0, 1, 2), (3, 4))) / COLOURS.size
-    )
-
-
 @pytest.mark.parametrize(
     "concepts",
     [
@@ -74,10 +68,6 @@ def test_degenerate_patches_recover_no_colour(concepts):
     assert colour_purity(phi_of(concepts), COLOURS) < 0.4
     parts = np.tile([0, 5, 10], (30, 1))
     assert part_consistency(phi_of(concepts), parts) < 0.1
-
-
-def test_one_colour_alone_leaves_nothing_to_recover():
-    assert colour_recovery(phi_of(COLOURS), np.zeros_like(COLOURS)) == 0
 
 
 def test_concepts_that_follow_parts_are_consistent():
@@ -120,7 +110,7 @@ def test_class_echo_is_one_when_concepts_are_classes_and_low_when_they_are_not()
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_ranges_and_symmetries(seed, k, colours):
     rng = np.random.default_rng(seed)
     phi, truth = rng.random((4, 6, k)), rng.integers(colours, size=(4, 6))

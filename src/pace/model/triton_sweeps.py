@@ -9,7 +9,6 @@ few digits of the differences between concepts.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pace.model.gaussians.fused import on_its_gpu, succeeds
+from pace.model.gaussians.fused import on_its_gpu
 
 MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 
@@ -25,32 +24,12 @@ MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 # K = 100, where four warps share an image (benchmarks/gpu.py).
 TILE = (16, 32)
 
-_TRIED = 6  # sweeps, of the case by which it is told whether the kernel can be used
-
-
-@cache
-def usable(device: torch.device) -> bool:
-    """Whether Triton can compile for this GPU, which also takes a C compiler on this machine, and comes to what torch comes to.
-
-    Says so if not. Compilers differ from version to version, so one small case is always worked out both ways.
-    """
-
-    def work() -> None:
-        evidence = torch.linspace(0, 7, 3 * 40 * 5).square().cos().mul(4).view(3, 40, 5).to(device)
-        alpha, counts = torch.linspace(0.01, 0.2, 5, dtype=torch.float64).to(device), evidence.new_ones(3, 5).double()
-        found = settle(evidence, evidence.new_ones(3, 40), alpha, counts, max_sweeps=_TRIED, tol=0.0).counts
-        for _ in range(_TRIED):
-            counts = (evidence + torch.digamma(alpha + counts)[:, None]).softmax(2).sum(1)
-        if not torch.allclose(found, counts, rtol=1e-3):
-            raise ArithmeticError("Triton's result differs from torch's")
-
-    return succeeds(work, f"explaining is slower on {device} than it could be")
-
 
 class Settled(NamedTuple):
     """Where the sweeps left B images."""
 
     counts: Tensor  # (B, K) float64, γ - α
+    before: Tensor  # (B, K) the same before the last sweep, from which φ follows
     sweeps: Tensor  # (B,) int32
     moving: Tensor  # (B,) bool, images that had not settled when the sweeps ran out
 
@@ -69,6 +48,7 @@ def settle(
     warps = max(1, wide // per_warp)
     found = Settled(
         torch.empty_like(counts, memory_format=torch.contiguous_format),
+        torch.empty_like(counts, memory_format=torch.contiguous_format),
         torch.empty(n_images, dtype=torch.int32, device=counts.device),
         torch.empty(n_images, dtype=torch.bool, device=counts.device),
     )
@@ -83,7 +63,7 @@ def settle(
 
 @triton.jit(do_not_specialize=["max_sweeps"])  # type: ignore[untyped-decorator]
 def _settle_kernel(  # type: ignore[no-untyped-def]
-    log_likelihood, weights, alpha, start, end, sweeps, moving, n_tokens, n_concepts, max_sweeps,
+    log_likelihood, weights, alpha, start, end, before_end, sweeps, moving, n_tokens, n_concepts, max_sweeps,
     TOL: tl.constexpr, TOKENS: tl.constexpr, CONCEPTS: tl.constexpr,
 ):  # fmt: skip
     """One image: γ in registers from sweep to sweep, φ of a few tokens at a time."""
@@ -96,6 +76,7 @@ def _settle_kernel(  # type: ignore[no-untyped-def]
     prior = tl.load(alpha + concept, mask=known, other=1.0)
     prior_sum = tl.sum(tl.where(known, prior, 0.0), 0)
     counts = tl.load(start + place, mask=known, other=0.0)
+    before = counts
     sweep = 0
     unsettled = max_sweeps > 0
     while unsettled & (sweep < max_sweeps):
@@ -114,9 +95,11 @@ def _settle_kernel(  # type: ignore[no-untyped-def]
         found = tl.sum(sums, 0).to(tl.float64)
         # A product, in which the tolerance is float64; in a comparison it would be float32 first.
         unsettled = tl.sum(tl.abs(found - counts), 0) > TOL * (prior_sum + tl.sum(found, 0))
+        before = counts
         counts = found
         sweep += 1
     tl.store(end + place, counts, mask=known)
+    tl.store(before_end + place, before, mask=known)
     tl.store(sweeps + image, sweep)
     tl.store(moving + image, unsettled)
 

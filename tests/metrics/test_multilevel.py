@@ -40,24 +40,11 @@ def test_one_concept_for_all_patches_and_all_concepts_for_every_patch_are_no_var
     assert patch_variety(flicker) == pytest.approx(1, abs=1e-4)
 
 
-def test_signs_and_scale_of_a_patch_map_do_not_matter_to_variety():
-    phi = np.random.default_rng(0).dirichlet(np.ones(4), (3, 5))
-    assert patch_variety(-7 * phi) == pytest.approx(patch_variety(phi))
-    assert patch_variety(np.zeros((1, 3, 4))) == pytest.approx(1)
-
-
 def test_the_weight_of_cls_is_its_share():
     attention = np.array([[0.2, 0.4, 0.4], [3.0, 0.5, 0.5]])
     assert cls_weight(attention) == pytest.approx((0.2 + 0.75) / 2)
     assert cls_weight(attention, 0) == 0
     assert cls_weight(attention, 2) == pytest.approx((0.6 + 0.875) / 2)
-
-
-def test_a_power_of_the_attention_leaves_cls_to_speak_alone():
-    attention = np.full((5, 197), 0.88 / 196)
-    attention[:, 0] = 0.12
-    assert cls_weight(attention) == pytest.approx(0.12)
-    assert cls_weight(attention**4) > 0.99
 
 
 def test_levels_are_found_and_not_believed():
@@ -88,7 +75,7 @@ def test_a_prefix_token_is_no_patch_level():
 
 
 @given(PHI)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_ranges_and_symmetries(phi):
     most = min(phi.shape[1], phi.shape[2])
     concepts, tokens = (np.random.default_rng(0).permutation(n) for n in (phi.shape[2], phi.shape[1]))
@@ -111,9 +98,8 @@ def test_bad_patches_are_refused(metric):
 
 
 def test_bad_attention_is_refused():
-    with pytest.raises(ValueError, match="not negative, and not all 0"):
-        cls_weight([[0.5, -0.5]])
-    with pytest.raises(ValueError, match="not negative, and not all 0"):
-        cls_weight([[0.0, 0.0]])
+    for attention in ([[0.5, -0.5]], [[0.0, 0.0]]):
+        with pytest.raises(ValueError, match="not negative, and not all 0"):
+            cls_weight(attention)
     with pytest.raises(ValueError, match="prefix_tokens: expected 0 to 2; found 3"):
         cls_weight([[0.5, 0.5]], 3)

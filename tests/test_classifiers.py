@@ -1,0 +1,31 @@
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from pace import classifiers
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.dirichlet(np.full(8, 0.5), 300)
+LABELS = (FEATURES @ RNG.normal(size=(8, 4)) * 6).argmax(1)
+
+
+def test_the_regression_is_the_minimum_that_scikit_learn_finds():
+    features, targets = torch.tensor(StandardScaler().fit_transform(FEATURES)), torch.tensor(LABELS)
+    start = classifiers._class_frequencies(features, targets, 4)
+    ours = classifiers._minimise(features, targets, start, penalty=1e-2, iterations=200)
+    theirs = LogisticRegression(C=1 / (1e-2 * 300), tol=1e-8, max_iter=2000).fit(features.numpy(), LABELS)
+    found = classifiers._logits(features, ours).softmax(1).numpy()
+    np.testing.assert_allclose(found, theirs.predict_proba(features.numpy()), atol=2e-3)
+
+
+def test_folds_have_the_same_share_of_every_class():
+    fold = classifiers._folds(torch.tensor(LABELS), 3, seed=0).numpy()
+    counts = np.array([np.bincount(LABELS[fold == number], minlength=4) for number in range(3)])
+    assert np.ptp(counts, axis=0).max() <= 1
+
+
+def test_a_classifier_answers_with_the_labels_it_was_given():
+    names = np.array([70, -1, 12, 5])
+    classify = classifiers.logistic_regression(FEATURES[:200], names[LABELS[:200]])
+    assert (classify(FEATURES[200:]) == names[LABELS[200:]]).mean() > 0.9
