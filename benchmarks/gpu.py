@@ -26,7 +26,8 @@ import pace.model.learning
 from pace import PACE, Backbone, Observations
 from pace.fitting.parameters import settings_of
 from pace.model import inference, learning
-from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense
+from pace.model.gaussians import FAMILIES, FullGaussians, Prior, dense, plain
+from pace.model.gaussians.family import by_concept
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -99,7 +100,7 @@ def distances(size: Size, rates: dict[str, float]) -> None:
     n, (k, d) = len(x), gaussians.means.shape
     useful, sample = n * k * d * (d + 1), slice(0, n, max(1, n // 256))
     wide = FullGaussians(gaussians.means.double(), gaussians.precision_cholesky.double())
-    exact = dense._triangular_distances(x[sample].double(), wide.precision_cholesky, wide._shift)
+    exact = plain.Distances(wide.means, wide.precision_cholesky).precise(x[sample].double())
     surprise = exact + wide.log_det
     near = surprise <= surprise.amin(1, keepdim=True) + 2 * 35.5
     print(
@@ -116,31 +117,27 @@ def distances(size: Size, rates: dict[str, float]) -> None:
             f"all {float(off.max()):.3f}"
         )
 
+    in_torch = plain.Distances(gaussians.means, gaussians.precision_cholesky)
     for block in BLOCKS:
-        with setting(dense, "_BLOCK", {"cpu": block, "cuda": block}):
+        with setting(plain, "BLOCK", {"cpu": block, "cuda": block}):
             for name, fast in (("float32", False), ("TF32", True)):
                 with tf32(fast):
-                    plain = lambda: dense._triangular_distances(x, gaussians.precision_cholesky, gaussians._shift)  # noqa: E731
-                    attempt(f"torch, {name}, blocks {block}", lambda p=plain: row(p))
-            common, relative = gaussians._bfloat16
-            white, shift = (x @ common).bfloat16(), gaussians._shift.bfloat16()
-            attempt(
-                f"torch, bfloat16, blocks {block}",
-                lambda w=white, s=shift, f=relative: row(lambda: dense._triangular_distances(w, f, s)),
-            )
-    kernels = dense._kernels(x)
-    if kernels is None:
+                    attempt(f"torch, {name}, blocks {block}", lambda: row(lambda: in_torch.precise(x)))
+            attempt(f"torch, bfloat16, blocks {block}", lambda: row(lambda: in_torch.rough(x)))
+    if not dense._has_kernels(x):
         print("  no kernels here")
     else:
-        common, factors = gaussians._halves
-        white = kernels.Halves.of(x @ common)
-        attempt("making the halves of x", lambda: f"{seconds(lambda: kernels.Halves.of(x @ common)) * 1e3:8.2f} ms")
+        from pace.model.gaussians import fused as kernels
+
+        in_triton = kernels.Distances(gaussians.means, gaussians.precision_cholesky)
+        white, factors = in_triton.read(x), in_triton._factors
+        attempt("making the halves of x", lambda: f"{seconds(lambda: in_triton.read(x)) * 1e3:8.2f} ms")
         for precise in (False, True):
             best, tiles = {}, {}
             for tile in TILES[precise]:
 
                 def timed(tile: tuple[int, ...] = tile, precise: bool = precise, best: dict = best) -> str:
-                    work = lambda: kernels.distances(white, factors, gaussians._shift, precise=precise)  # noqa: E731
+                    work = lambda: kernels.distances(white, factors, in_triton._shift, precise=precise)  # noqa: E731
                     line = row(work)
                     best[tile] = float(line.split()[0])
                     return line
@@ -156,7 +153,7 @@ def distances(size: Size, rates: dict[str, float]) -> None:
         patches32 = kernels.Halves(white.high.float() + white.low.float(), white.low.float())
         for tile in TILES_TF32:
             with setting(kernels, "DISTANCES", kernels.DISTANCES | {False: tile}):
-                work = lambda: kernels.distances(patches32, same, gaussians._shift, precise=False)  # noqa: E731
+                work = lambda: kernels.distances(patches32, same, in_triton._shift, precise=False)  # noqa: E731
                 attempt(f"kernel, TF32, {tile}", lambda w=work: row(w))
     attempt("mahalanobis, as it is used", lambda: row(lambda: gaussians.mahalanobis(x)))
     attempt("near_distances, as it is used (35.5 nats)", lambda: row(lambda: gaussians.near_distances(x, 35.5)))
@@ -165,12 +162,11 @@ def distances(size: Size, rates: dict[str, float]) -> None:
 def scatter(size: Size, rates: dict[str, float]) -> None:
     gaussians, x, owner, _ = fitted(size)
     n, (k, d) = len(x), gaussians.means.shape
-    kernels = dense._kernels(x)
     for entries in (1, 3, 30, k - 1):
         r = torch.zeros(n, k, device=DEVICE)
         r.scatter_(1, torch.rand(n, k, device=DEVICE).topk(min(entries, k), 1).indices, 0.1)
         r.scatter_(1, owner[:, None], 1.0)
-        rows, concepts, counts = dense._by_concept(r != 0)
+        rows, concepts, counts = by_concept(r != 0)
         weights, useful = r[rows, concepts], len(rows) * d * (d + 1)
         some = rows[: int(counts[0])]
         centred = (x[some].double() - gaussians.means[0].double()) * weights[: len(some), None].double().sqrt()
@@ -191,7 +187,9 @@ def scatter(size: Size, rates: dict[str, float]) -> None:
             error = ((room[0] - exact) / (scale[:, None] * scale)).abs()
             return f"{line(seconds(lambda: work(room)))}  error max {float(error.max()):.1e}"
 
-        if kernels is not None:
+        if dense._has_kernels(x):
+            from pace.model.gaussians import fused as kernels
+
             best = {}
             for chosen in SCATTERS:
 
@@ -209,16 +207,16 @@ def scatter(size: Size, rates: dict[str, float]) -> None:
             if best:
                 kernels.SCATTER = min(best, key=best.__getitem__)
                 print(f"  -> from here on: SCATTER = {kernels.SCATTER}")
-        attempt("finding the rows", lambda r=r: f"{seconds(lambda: dense._by_concept(r != 0)) * 1e3:8.2f} ms")
+        attempt("finding the rows", lambda r=r: f"{seconds(lambda: by_concept(r != 0)) * 1e3:8.2f} ms")
         sums = gaussians.empty_sums()
         attempt("accumulate, as it is used", lambda r=r, s=sums: line(seconds(lambda: gaussians.accumulate(x, r, s))))
-        with setting(dense, "_kernels", lambda x: None):
-            for name, fast in (("float32", False), ("TF32", True)):
-                with tf32(fast):
-                    attempt(
-                        f"accumulate without kernels, {name}",
-                        lambda r=r, s=sums: line(seconds(lambda: gaussians.accumulate(x, r, s))),
-                    )
+        in_torch = plain.Distances(gaussians.means, gaussians.precision_cholesky)
+        for name, fast in (("float32", False), ("TF32", True)):
+            with tf32(fast):
+                attempt(
+                    f"scatter without kernels, {name}",
+                    lambda r=r, s=sums, t=in_torch: line(seconds(lambda: t.scatter(x, r, s["second"]))),
+                )
 
 
 def factors(size: Size, rates: dict[str, float]) -> None:
@@ -233,8 +231,8 @@ def factors(size: Size, rates: dict[str, float]) -> None:
                 lambda: f"{seconds(lambda: gaussians.maximise(sums, prior)) * 1e3:8.1f} ms",
             )
     attempt("log_prior", lambda: f"{seconds(lambda: gaussians.log_prior(prior)) * 1e3:8.1f} ms")
-    if dense._kernels(x) is not None:
-        again = lambda: FullGaussians(gaussians.means, gaussians.precision_cholesky)._halves  # noqa: E731
+    if dense._has_kernels(x):
+        again = lambda: FullGaussians(gaussians.means, gaussians.precision_cholesky)._distances  # noqa: E731
         attempt("halves of the factors", lambda: f"{seconds(again) * 1e3:8.1f} ms")
 
 
@@ -450,9 +448,7 @@ def main() -> None:
     size, begin = Size(arguments.small), time.perf_counter()
     size.rows = arguments.rows or size.rows
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    print(
-        f"{name}, torch {torch.__version__}, kernels: {dense._kernels(torch.empty(1, 768, device=DEVICE)) is not None}"
-    )
+    print(f"{name}, torch {torch.__version__}, kernels: {dense._has_kernels(torch.empty(1, 768, device=DEVICE))}")
     rates = products(size)
     work: dict[str, Callable[[], None]] = {
         "distances": lambda: distances(size, rates),

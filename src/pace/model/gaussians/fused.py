@@ -1,17 +1,16 @@
-"""Distances and scatter of full covariances as Triton kernels, for NVIDIA GPUs: what torch would write out between a product
-and the sum over it stays on the chip, and halves that are zero or known by symmetry are not computed.
+"""Distances and scatter of full covariances as Triton kernels, for NVIDIA GPUs.
 
-Products are float16 with float32 sums. Numbers are brought near 1 first, so float16 has the digits of TF32 at twice its speed.
-Where that is too few, a number is the sum of two: `high`, and in `low` what float16 left of it, 22 bits together.
-In 768 dimensions a log-density is off by up to 0.07 nats with `high` alone and by less than 0.001 with both, as in float32; a
-scatter's entry by 2⁻¹¹ of the product of its standard deviations at most, and by less the more patches it sums.
+What torch would write to memory between a product and the sum over it stays on the chip, and halves of matrices that are zero
+or known by symmetry are not computed.
+
+Products are float16 with float32 sums. Numbers are scaled to about 1 first, so float16 has the digits of TF32 at twice its
+speed. Where that is too few, a number is the sum of two: `high`, and in `low` the remainder, 22 bits together. In 768
+dimensions a log-density is off by up to 0.07 nats with `high` alone and by less than 0.001 with both, as in float32; an entry
+of a scatter by at most 2⁻¹¹ of the product of its standard deviations, and by less the more patches it sums.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from math import gcd
 from typing import NamedTuple
@@ -22,7 +21,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pace.model.gaussians.family import slices
+from pace.model.gaussians.family import by_concept, slices
+from pace.model.gaussians.triangular import common_factor
+from pace.model.triton_support import on_its_gpu, succeeds
 
 TILE = 128  # columns in a tile; matrices are padded with zeros to whole tiles
 LARGEST = torch.finfo(torch.float16).max
@@ -39,7 +40,7 @@ _PREPARED = 32  # rows of a block in which they are prepared
 
 @cache
 def usable(device: torch.device) -> bool:
-    """Whether Triton can compile for this GPU, which also takes a C compiler on this machine; says so if it cannot."""
+    """Whether Triton can compile for this GPU, which also takes a C compiler; warns if it cannot."""
 
     def work() -> None:
         zeros = torch.zeros(1, TILE, TILE, device=device)
@@ -48,15 +49,39 @@ def usable(device: torch.device) -> bool:
     return succeeds(work, f"full covariances are slower on {device} than they could be")
 
 
-def succeeds(work: Callable[[], object], otherwise: str) -> bool:
-    """Whether a first small piece of work can be done; else a warning says what follows, and why."""
-    try:
-        work()
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"{otherwise}: {reason}", RuntimeWarning, stacklevel=3)
-        return False
-    return True
+class Distances:
+    """‖x P_k - s_k‖² of patches x, with s_k = μ_kᵀ P_k; `rough` uses half the digits. As in plain.py."""
+
+    rows_at_once = 1 << 16
+    screened_from = 4096  # patches, from which `rough` pays
+    quick_when_rough = True
+
+    def __init__(self, means: Tensor, factors: Tensor):
+        self._means, self._shift = means, torch.bmm(means[:, None], factors).squeeze(1)
+        common, inverse = common_factor(factors)
+        self._common = common.to(means.dtype)
+        parts = [triangles(inverse @ factors[some].double()) for some in slices(len(means), 100)]
+        self._factors = Halves(*(torch.cat(half) for half in zip(*parts, strict=True)))
+
+    def read(self, x: Tensor) -> Halves:
+        """Patches as the other methods take them."""
+        return Halves.of(x @ self._common)
+
+    def precise(self, x: Halves) -> Tensor:
+        return distances(x, self._factors, self._shift, precise=True)
+
+    def rough(self, x: Halves) -> Tensor:
+        return distances(x, self._factors, self._shift, precise=False)
+
+    def precise_at(self, x: Halves, rows: Tensor, counts: Tensor) -> Tensor:
+        """Of the first counts[0] `rows` under concept 0, the next counts[1] under concept 1, …"""
+        return distances_at(x, self._factors, self._shift, rows, counts)
+
+    def scatter(self, x: Tensor, r: Tensor, out: Tensor) -> Tensor:
+        """Add Σ_i r_ik (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d); returns Σ_i r_ik (x_i - μ_k), float64."""
+        rows, concepts, counts = by_concept(r != 0)
+        add_scatter(x, self._means, rows, concepts, counts, r[rows, concepts], out)
+        return torch.mm(r.T, x).double() - r.sum(0, dtype=torch.float64)[:, None] * self._means.double()
 
 
 class Halves(NamedTuple):
@@ -126,11 +151,6 @@ def add_scatter(
                 FRESH=some.start == 0, WIDE=wide, RUN=run, TILE=TILE, DEPTH=depth, num_warps=warps, num_stages=stages,
             )  # fmt: skip
     out.add_(part[:, :d, :d])
-
-
-def on_its_gpu(tensor: Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current GPU, torch on that of the tensor."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _fitting(stages: int, numbers: int, tensor: Tensor) -> int:

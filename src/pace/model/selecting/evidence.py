@@ -48,7 +48,9 @@ class Clusters:
     def regrouped(self, group: Tensor, number: int) -> Clusters:
         """`number` clusters, where cluster k becomes part of `group[k]`."""
         weight = self.weight.new_zeros(number).index_add_(0, group, self.weight)
-        return replace(self, weight=weight, first=self.first.new_zeros(number, self.dim).index_add_(0, group, self.first))
+        return replace(
+            self, weight=weight, first=self.first.new_zeros(number, self.dim).index_add_(0, group, self.first)
+        )
 
     def divided(self, clusters: Tensor, halves: Clusters) -> Clusters:
         """Each of these clusters is replaced by rows 2p and 2p + 1 of `halves`: one in its place, one at the end."""

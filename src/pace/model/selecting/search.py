@@ -69,7 +69,12 @@ class Search:
     """
 
     def __init__(
-        self, drawn: Sketch, blur: float, most: int, settings: Settings, report: Callable[[Move], object] = lambda _: None
+        self,
+        drawn: Sketch,
+        blur: float,
+        most: int,
+        settings: Settings,
+        report: Callable[[Move], object] = lambda _: None,
     ):
         self._sample, self._spread, self._blur = drawn.sample, drawn.spread, blur
         self._most, self._settings, self._report = most, settings, report
@@ -228,7 +233,9 @@ class Search:
         gains, order = gains.sort(descending=True, stable=True)
         order = order[: int((gains > -torch.inf).sum())]
         both = torch.stack([2 * order, 2 * order + 1], 1).flatten()
-        return Splits(gains.tolist()[: len(order)], concepts[order], Clusters(weight, first, self._spread, self._blur)[both])
+        return Splits(
+            gains.tolist()[: len(order)], concepts[order], Clusters(weight, first, self._spread, self._blur)[both]
+        )
 
     def _neighbours(self, found: Partition) -> Tensor:
         """(P, 2), each pair once."""
@@ -266,7 +273,9 @@ class Search:
                 likelihood, weights, alpha, start,
                 max_sweeps=settings.max_sweeps, tol=settings.sweep_tol, patches=False,
             )  # fmt: skip
-            last = infer(likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1)  # φ that goes with this γ
+            last = infer(
+                likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1
+            )  # φ that goes with this γ
             owners.append(last.phi.argmax(2).flatten())
         owner, weight = torch.cat(owners), self._sample.weights
         clusters = Clusters.of(self._sample.x, weight, Grouping(owner, k), self._spread, self._blur)
