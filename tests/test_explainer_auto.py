@@ -31,11 +31,6 @@ def found():
     return fit()
 
 
-@pytest.fixture(scope="module")
-def pruned():
-    return fit(20, prune=True)
-
-
 def same_selection(one, two):
     assert all(tensor.equal(two.tensors()[name]) for name, tensor in one.tensors().items())
 
@@ -67,7 +62,9 @@ def test_every_family_learns_the_same_number_of_concepts(covariance, found):
     assert_planted(model.means_)
 
 
-def test_concepts_that_the_patches_do_not_ask_for_stay_empty(pruned):
+def test_concepts_that_the_patches_do_not_ask_for_stay_empty_and_it_warns():
+    with pytest.warns(UserWarning, match="4 of 20 concepts are in use: .*prune=False uses all"):
+        pruned = PACE(20, prune=True, **QUICK).fit(DATA.observations, perturbed=DATA.perturbed)
     assert pruned.selection_.n_concepts == 4
     assert pruned.empty_concepts_.tolist() == list(range(4, 20))
     explanation = pruned.explain(DATA.observations)
@@ -98,11 +95,6 @@ def test_by_default_it_prunes_only_if_the_few_concepts_predict_the_label(follows
     if follows:
         assert model.empty_concepts_.tolist() == list(range(4, 20))
         assert PACE(20, **QUICK).partial_fit(images).selection_ is None  # a first batch does not decide for all images
-
-
-def test_a_pruned_model_says_so():
-    with pytest.warns(UserWarning, match="4 of 20 concepts are in use: .*prune=False uses all"):
-        PACE(20, prune=True, **QUICK).fit(DATA.observations)
 
 
 def test_nothing_is_left_empty_where_the_patches_ask_for_half_of_the_concepts():

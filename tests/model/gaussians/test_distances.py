@@ -135,7 +135,7 @@ def test_where_triton_cannot_compile_it_warns_once_and_torch_does_the_work(kerne
     def fail(*arguments, **options):
         raise RuntimeError("no C compiler\nand more")
 
-    monkeypatch.setattr(kernels, "distances", fail)
+    monkeypatch.setattr(kernels.Distances, "precise", fail)
     device = torch.zeros(1).device
     kernels.usable.cache_clear()
     with pytest.warns(RuntimeWarning, match="slower on .* than they could be: no C compiler$") as warned:
