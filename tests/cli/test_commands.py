@@ -72,8 +72,6 @@ def test_the_record_has_how_the_number_was_found(elsewhere: Path):
     selection = document["results"]["selection"]
     best = max(range(len(selection["bounds"])), key=lambda index: selection["bounds"][index])
     assert selection["numbers"][best] == document["results"]["concepts"] == len(selection["evidence"])
-    assert sum(selection["posterior"]) == pytest.approx(1)
-    assert selection["moves"][0]["kind"] == "start"
     assert selection["images"] == 12
     again = invoke("fit", "--config", "found", "--out", "again", "--json").document
     assert again["results"]["selection"] == selection

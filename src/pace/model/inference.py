@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pace.model.gaussians.fused import succeeds
 from pace.model.objective import dirichlet_kl, expected_log_theta
+from pace.model.triton_support import succeeds
 
 Updates = Literal["exact", "paper"]
 Pull = Callable[[Tensor], Tensor]  # φ̄ (B, K) -> g (B, K)

@@ -16,7 +16,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pace.model.gaussians.fused import on_its_gpu
+from pace.model.triton_support import on_its_gpu
 
 MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 

@@ -288,13 +288,11 @@ def _results(learned: PACE, observations: Observations) -> dict[str, Any]:
 
 
 def _course_of(selection: Selection) -> dict[str, Any]:
-    """How the number of concepts was found, and how sure it is."""
+    """How the number of concepts was found."""
     return {
         "images": selection.images,
-        "moves": [move._asdict() for move in selection.moves],
         "numbers": selection.numbers,
         "bounds": selection.bounds,
-        "posterior": selection.posterior,
         "evidence": selection.evidence,
     }
 
