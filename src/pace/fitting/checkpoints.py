@@ -28,9 +28,7 @@ from pace.observations import Observations
 
 FORMAT = "pace-checkpoint-3"
 _INDEX = "index.json"
-_FILES = re.compile(
-    r"index\.json.*|(common|own-\d+)-\d+\.safetensors.*"
-)  # the last with what an interrupted write leaves
+_FILES = re.compile(r"(index\.json|(common|own-\d+)-\d+\.safetensors)(\.tmp)?")  # .tmp: of an interrupted write
 _COMPARED = 32  # images that stand for all when data are compared
 _Facts = dict[str, Any]
 
