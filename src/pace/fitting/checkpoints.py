@@ -144,7 +144,8 @@ class Checkpoint:
         return zlib.crc32(content)
 
     def remove(self) -> None:
-        """The fit is done."""
+        """The fit is done. All processes together."""
+        self._team.gathered(0)  # where nothing was left to do, the others may still be reading it
         if self._team.rank == 0:
             remove(self._folder)
 
