@@ -41,7 +41,7 @@ KINDS = {
     "more processes than groups": {"images": 23},
 }
 STOPPED = {"full batch": 3, "online": 5, "refining": 4}  # checkpoints: the start, epochs or minibatches, refining
-KILLED = [(1, "full batch"), (1, "online"), (1, "refining"), (2, "full batch")]  # processes
+KILLED = [(1, "online"), (1, "refining"), (2, "full batch")]  # processes
 
 
 @cache
