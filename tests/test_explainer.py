@@ -4,8 +4,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from planted import planted
 from scipy.optimize import linear_sum_assignment
 from sklearn.base import clone
@@ -16,7 +14,6 @@ from pace import PACE, Observations
 from pace.fitting.parameters import PARAMETERS
 
 FAMILIES = ["full", "diag", "tied", "low_rank"]
-UPDATES = ["exact", "paper"]
 
 
 @pytest.fixture(scope="module")
@@ -48,32 +45,6 @@ def test_planted_concepts_are_recovered(data, family, model):
     assert len(model.empty_concepts_) == 0
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    k=st.integers(1, 6),
-    family=st.sampled_from(FAMILIES),
-    updates=st.sampled_from(UPDATES),
-    scale=st.sampled_from([1e-3, 1.0, 1e4]),
-)
-@settings(max_examples=20)
-def test_every_level_of_an_explanation_is_a_distribution(seed, k, family, updates, scale):
-    rng = np.random.default_rng(seed)
-    shape = rng.integers(1, 8), rng.integers(k, 12), rng.integers(1, 6)
-    attention = rng.dirichlet(np.full(shape[1], 0.2), shape[0]) + 1e-9
-    observations = Observations(scale * rng.normal(size=shape), attention, rng.dirichlet(np.ones(3), shape[0]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model = PACE(k, covariance=family, updates=updates, n_init=1, max_iter=3, device="cpu").fit(observations)
-    explanation = model.explain(observations, use_predictions=True)
-    assert explanation.theta.shape == explanation.gamma.shape == (shape[0], k)
-    assert explanation.phi.shape == (*shape[:2], k)
-    for level in (explanation.theta, explanation.phi):
-        assert (level >= 0).all()
-        np.testing.assert_allclose(level.sum(-1), 1, atol=1e-5)
-    shares = explanation.gamma / explanation.gamma.sum(1, keepdims=True)
-    np.testing.assert_allclose(explanation.theta, shares, rtol=1e-5)
-
-
 def test_credible_intervals_cover_the_true_mixtures():
     """With concepts far apart the posterior of θ is exact, and drawn from the prior θ lies inside 90 of 100 times."""
     data = planted(3, images=400, spread=0.05, alpha=0.5, grid=(4, 4), d=16)
@@ -91,18 +62,6 @@ def test_the_prediction_is_withheld_unless_asked_for(data, model):
     assert 0 < np.abs(used - model.explain(blind).theta).max() < 0.1
     with pytest.raises(ValueError, match="use_predictions=True needs predictions"):
         model.explain(blind, use_predictions=True)
-
-
-@pytest.mark.parametrize("updates", UPDATES)
-@pytest.mark.parametrize("family", ["full", "tied"])
-def test_mixtures_are_the_same_with_patches_and_without(data, family, updates):
-    some = data.observations[:40]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model = PACE(8, covariance=family, updates=updates, n_init=1, max_iter=5, device="cpu").fit(some)
-    whole, brief = model.explain(some), model.explain(some, patches=False)
-    np.testing.assert_allclose(brief.gamma, whole.gamma, rtol=1e-3, atol=1e-3)
-    assert brief.phi is None
 
 
 def test_nearest_patches_are_the_nearest_and_never_the_prefix(data, model):
@@ -123,9 +82,8 @@ def test_it_is_a_scikit_learn_estimator(data, capsys):
     assert model.n_features_in_ == 24
     fixed = model.score(data.observations)
     assert isinstance(fixed, float)
-    assert (
-        clone(model).set_params(alpha="learn", progress=False).fit(data.observations).score(data.observations) > fixed
-    )
+    learned = clone(model).set_params(alpha="learn").fit(data.observations)
+    assert learned.score(data.observations) > fixed
     with pytest.warns(ConvergenceWarning, match="the bound still rises after 1 epochs; raise max_iter"):
         search = GridSearchCV(clone(model).set_params(max_iter=1), {"n_concepts": [1, 8]}, cv=2).fit(data.observations)
     assert search.best_params_ == {"n_concepts": 8}
@@ -159,18 +117,26 @@ def random(images=6, tokens=10, d=4, classes=2, seed=0):
     return rng.normal(size=(images, tokens, d)), np.ones((images, tokens)), rng.dirichlet(np.ones(classes), images)
 
 
-@pytest.mark.parametrize("updates", UPDATES)
+@pytest.mark.parametrize("updates", ["exact", "paper"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_odd_data_give_finite_concepts(family, updates):
+def test_explanations_of_odd_data_are_distributions(family, updates):
     def sturdy(observations, perturbed=None, **parameters):
         chosen = {"n_concepts": 3, "max_iter": 3, "n_init": 1, "device": "cpu"} | parameters
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = PACE(covariance=family, updates=updates, **chosen).fit(observations, perturbed=perturbed)
-        explanation = model.explain(observations)
-        for found in (explanation.theta, explanation.phi, np.array(model.lower_bounds_)):
-            assert np.isfinite(found).all()
-        return model, explanation
+        explanation = model.explain(observations, use_predictions=observations.n_classes > 0)
+        assert explanation.phi.shape == (*observations.shape[:2], chosen["n_concepts"])
+        for level in (explanation.theta, explanation.phi):
+            assert (level >= 0).all()
+            np.testing.assert_allclose(level.sum(-1), 1, atol=1e-5)
+        shares = explanation.gamma / explanation.gamma.sum(1, keepdims=True)
+        np.testing.assert_allclose(explanation.theta, shares, rtol=1e-5)
+        assert np.isfinite(np.array(model.lower_bounds_)).all()
+        brief, whole = model.explain(observations, patches=False), model.explain(observations)
+        assert brief.phi is None
+        np.testing.assert_allclose(brief.gamma, whole.gamma, rtol=1e-3, atol=1e-3)
+        return model, whole
 
     embeddings, attention, predictions = random()
     sparse, spoilt = attention.copy(), embeddings.copy()
@@ -190,18 +156,12 @@ def test_odd_data_give_finite_concepts(family, updates):
     sturdy(Observations(*random(1)), Observations(*random(1, seed=1)))
     _, single = sturdy(Observations(*random(d=1)), n_concepts=1)
     np.testing.assert_array_equal(single.interval(0.9)[0], 1)
+    for scale in (1e-3, 1e4):
+        sturdy(Observations(scale * embeddings, attention, predictions))
     sturdy(Observations(*random(2, 5)), n_concepts=10)  # as many as patches
     sturdy(Observations(*random(8, 20, 300)), max_iter=2)  # more dimensions than patches
     sturdy(Observations(*(array.astype(np.float16) for array in random())))
     sturdy(Observations(torch.from_numpy((9 * embeddings).astype(np.int64)), attention))
-
-
-def test_sparse_attention_does_not_hide_patches_from_the_start():
-    attention = np.zeros((300, 600))
-    attention[np.arange(300), np.arange(300)] = 1
-    sparse = Observations(np.random.default_rng(0).normal(size=(300, 600, 2)), attention)
-    with pytest.warns(ConvergenceWarning):
-        assert PACE(10, covariance="diag", n_init=1, max_iter=1, device="cpu").fit(sparse).means_.shape == (10, 2)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -265,11 +225,6 @@ def test_wrong_arguments_are_refused_in_one_line(name):
 )
 def test_arguments_that_do_not_go_together_are_refused_in_one_line(parameters, message):
     assert refusal(**parameters).startswith(message)
-
-
-def test_numbers_of_numpy_are_numbers():
-    numbers = {"n_concepts": np.int64(2), "seed": np.uint8(3), "alpha": np.float32(0.5), "memory": np.float64(1e9)}
-    assert PACE(**numbers, device="cpu").fit(Observations(*random())).means_.shape == (2, 4)
 
 
 def test_data_that_do_not_fit_are_refused_in_one_line(data, model):

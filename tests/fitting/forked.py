@@ -21,7 +21,6 @@ from fits import KINDS, drawn, fit
 from pace.fitting.checkpoints import Checkpoint
 
 STOPPED = {"full batch": 3, "online": 5, "refining": 4}  # checkpoints: the start, epochs or minibatches, refining
-KILLED = [(1, "online"), (1, "refining"), (2, "full batch")]  # processes
 
 
 def begin(size, what):
@@ -76,14 +75,13 @@ def stopped_and_resumed(kind, stops):
     together(2, resume)
 
 
-def killed_and_resumed(kind, size):
+def killed_and_resumed(kind):
     def resume(rank):
-        name = f"killed-{size}-{rank}-{kind}"
-        fit(kind, checkpoint=f"fit-{size}-{kind}", distributed=size > 1).save(name, statistics=True)
+        fit(kind, checkpoint=f"fit-{kind}", distributed=True).save(f"killed-{rank}-{kind}", statistics=True)
 
-    kills, longest = 0, 0.02 * size
-    while not all(Path(f"killed-{size}-{rank}-{kind}").exists() for rank in range(size)):
-        children = begin(size, resume)
+    kills, longest = 0, 0.1
+    while not all(Path(f"killed-{rank}-{kind}").exists() for rank in (0, 1)):
+        children = begin(2, resume)
         time.sleep(random.uniform(0, longest))
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -111,7 +109,6 @@ if __name__ == "__main__":
         together(size, learn)
     for kind, stops in STOPPED.items():
         stopped_and_resumed(kind, stops)
-    for size, kind in KILLED:
-        killed_and_resumed(kind, size)
+        killed_and_resumed(kind)
     together(1, lambda rank: (stop_after_a_checkpoint(), fit("one view", checkpoint="fit-alone")), code=9)
     together(2, refuse)

@@ -44,16 +44,10 @@ def test_two_and_three_processes_learn_what_one_learns(kind, folder):
 
 
 @pytest.mark.parametrize("kind", forked.STOPPED)
-def test_stopped_after_every_checkpoint_they_resume_together_to_the_same_bits(kind, folder):
+@pytest.mark.parametrize("how", ["stopped", "killed"])  # after every checkpoint, or at random moments
+def test_stopped_or_killed_they_resume_together_to_the_same_bits(how, kind, folder):
     for rank in (0, 1):
-        same_bits(PACE.load(folder / f"stopped-{rank}-{kind}"), PACE.load(folder / f"2-0-{kind}"))
-    assert not (folder / f"fit-{kind}").exists()
-
-
-@pytest.mark.parametrize(("size", "kind"), forked.KILLED)
-def test_killed_at_random_moments_they_end_with_the_same_bits(size, kind, folder):
-    for rank in range(size):
-        same_bits(PACE.load(folder / f"killed-{size}-{rank}-{kind}"), PACE.load(folder / f"{size}-0-{kind}"))
+        same_bits(PACE.load(folder / f"{how}-{rank}-{kind}"), PACE.load(folder / f"2-0-{kind}"))
 
 
 def test_different_data_or_a_checkpoint_of_fewer_processes_are_refused_by_all(folder):

@@ -35,8 +35,8 @@ def test_a_loaded_model_is_the_saved_one(tmp_path, kind):
 
 
 def test_any_value_that_a_parameter_may_have_can_be_saved(tmp_path):
-    given = {"alpha": np.full(3, 0.3), "seed": np.int64(1), "dtype": torch.float64, "device": torch.device("cpu")}
-    fit(**given).save(tmp_path / "m.safetensors", statistics=True)
+    numbers = {"alpha": np.full(3, 0.3), "seed": np.uint8(1), "n_concepts": np.int64(3), "memory": np.float64(1e9)}
+    fit(**numbers, dtype=torch.float64, device=torch.device("cpu")).save(tmp_path / "m.safetensors", statistics=True)
     again = PACE.load(tmp_path / "m.safetensors", device="cpu")
     assert (again.alpha, again.seed, again.dtype) == ([0.3] * 3, 1, "float64")
     assert np.isfinite(again.partial_fit(DATA.perturbed).means_).all()
