@@ -214,6 +214,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 )
         else:
             begin = find_start(self, observations, perturbed, settings, whole=False)
+            if begin.interrupted:
+                raise KeyboardInterrupt
             concepts, prior, selection = begin.concepts, begin.prior, begin.selection
             past, steps, bounds = None, 0, []
         fresh = expect_all(observations, perturbed, concepts, settings)
