@@ -5,10 +5,11 @@ import pytest
 import torch
 from printed_equations import bound_e, bound_f, bound_s, m_step, sweep
 
-from pace import PACE, Observations
-from pace.fitting.parameters import settings_of
+from pace import Observations
+from pace.model.concepts import Concepts, update
 from pace.model.gaussians import FullGaussians, Prior
-from pace.model.learning import Concepts, Memory, pass_over, update
+from pace.model.learning import Memory, expect_all
+from pace.model.settings import Settings
 
 M, J, K, N, D, GROUP = 7, 5, 3, 4, 2, 4
 ALPHA = np.array([0.2, 0.1, 0.4])
@@ -55,7 +56,7 @@ def printed(views, predictions, parameters, groups, sweeps):
     return bounds, m_step(kept), gamma, phi_bar
 
 
-@pytest.mark.parametrize("sweeps", [1, 2, 12])
+@pytest.mark.parametrize("sweeps", [1, 5])
 @pytest.mark.parametrize(("paired", "labelled"), [(True, True), (True, False), (False, True), (False, False)])
 def test_an_epoch_agrees_with_the_printed_equations_to_1e_8(sweeps, paired, labelled):
     rng = np.random.default_rng(sweeps)
@@ -71,8 +72,9 @@ def test_an_epoch_agrees_with_the_printed_equations_to_1e_8(sweeps, paired, labe
 
     observations = Observations(e, a, y)
     perturbed = Observations(e_p, a_p) if paired else None
-    model = PACE(K, updates="paper", max_sweeps=sweeps, sweep_tol=0.0, negatives=GROUP, dtype="float64", device="cpu")
-    settings = settings_of(model, observations)
+    settings = Settings(
+        torch.device("cpu"), torch.float64, "paper", max_sweeps=sweeps, sweep_tol=0.0, negatives=GROUP, learn_alpha=False
+    )
     offset = torch.tensor([0.3, -2.0], dtype=torch.float64)
     inverse = np.linalg.inv(parameters[1])
     factors = np.linalg.cholesky(inverse[:, ::-1, ::-1])[:, ::-1, ::-1].copy()  # upper triangular P with P Pᵀ = Σ⁻¹
@@ -84,7 +86,7 @@ def test_an_epoch_agrees_with_the_printed_equations_to_1e_8(sweeps, paired, labe
         torch.from_numpy(parameters[3]),
     )
     memory = Memory(2 if paired else 1, M, K, J, settings)
-    statistics = pass_over(observations, perturbed, concepts, settings, memory)
+    statistics = expect_all(observations, perturbed, concepts, settings, memory)
     np.testing.assert_allclose(statistics.bound.numpy(), bounds, rtol=1e-8, atol=1e-8)
     counts, means_of_phi = memory.recall(slice(0, M))
     np.testing.assert_allclose(counts[:M].numpy() + ALPHA, gamma, rtol=1e-8)
