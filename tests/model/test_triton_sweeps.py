@@ -1,5 +1,7 @@
 """The Triton kernel itself; that the E-step comes to the same with it as without is in test_inference.py."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_inference import evidence
@@ -77,31 +79,22 @@ def test_an_image_comes_out_the_same_to_the_last_digit_alone_and_however_its_evi
         assert torch.equal(alone.counts[0], together.counts[m])
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN")
-def test_an_image_of_nothing_but_nan_stops_after_one_sweep_as_in_torch(kernel):
-    given = drawn(2, 6, 4)
-    given[0][0] = float("nan")
-    found = kernel.settle(*given, max_sweeps=5, tol=1e-4)
-    assert found.sweeps[0] == 1
-    assert found.counts[0].isnan().all()
-    assert found.counts[1].isfinite().all()
-
-
-class OnGpu:
-    """What `infer` looks at in a log-likelihood."""
-
-    def __init__(self, device="cuda", dtype=torch.float32, concepts=5, requires_grad=False):
-        self.device, self.dtype, self.shape = torch.device(device), dtype, (2, 3, concepts)
-        self.requires_grad = requires_grad
-
-
 def test_only_float32_on_a_gpu_without_gradients_and_so_many_concepts_go_to_the_kernel(kernel, monkeypatch):
+    def chosen(device="cuda", dtype=torch.float32, concepts=kernel.MOST_CONCEPTS, requires_grad=False):
+        looks = {
+            "device": torch.device(device),
+            "dtype": dtype,
+            "shape": (2, 3, concepts),
+            "requires_grad": requires_grad,
+        }
+        return inference._kernel(SimpleNamespace(**looks))
+
     monkeypatch.setattr(inference, "_agrees", lambda module, device: True)
-    assert inference._kernel(OnGpu(concepts=kernel.MOST_CONCEPTS)) is kernel
+    assert chosen() is kernel
     for other in ({"device": "cpu"}, {"dtype": torch.float64}, {"requires_grad": True}, {"concepts": 1025}):
-        assert inference._kernel(OnGpu(**other)) is None
+        assert chosen(**other) is None
     monkeypatch.setattr(inference, "_agrees", lambda module, device: False)
-    assert inference._kernel(OnGpu()) is None
+    assert chosen() is None
 
 
 def test_where_it_runs_it_is_found_to_agree_with_torch(kernel):
