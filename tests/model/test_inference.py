@@ -122,7 +122,7 @@ def test_phi_follows_from_the_gamma_before_the_last_sweep(path):
 def test_in_float64_images_together_are_each_swept_as_written_out(seed, scale, updates):
     """Some settle at once and some take long, and none of them feels the others."""
     arguments, options = evidence(6, seed=seed, scale=scale, updates=updates)
-    for how in ({"max_sweeps": 200, "tol": 1e-9}, {"max_sweeps": 11, "tol": 0.0}):
+    for how in ({"max_sweeps": 200, "tol": 1e-6}, {"tol": 0.02}, {"max_sweeps": 11, "tol": 0.0}):
         expected, found = written_out(*arguments, **options, **how), infer(*arguments, **options, **how)
         assert torch.equal(found.moving, expected.moving)
         for name in FIELDS:

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -113,17 +114,15 @@ def test_one_concept_for_all_images_is_not_steady():
 class Step:
     """One step over some images in float64."""
 
-    chosen, weights = np.arange(0, 192, 6), Refinement(1, 0.7, 1.3)
     halves = torch.stack([torch.arange(0, TOKENS, 2), torch.arange(1, TOKENS, 2)])
     alpha = torch.full((6,), 0.1, dtype=torch.float64)
 
     def __init__(self, pairs: bool):
-        draw = torch.Generator().manual_seed(0)
-        shapes, scales = ((6, D), (D, D), (6, CLASSES)), (1.0, 0.3, 1.0)
-        self.at = [
-            s * torch.randn(shape, generator=draw, dtype=torch.float64) for shape, s in zip(shapes, scales, strict=True)
-        ]
-        self.views, self.looked = TRAIN if pairs else TRAIN[:1], []
+        rng = np.random.default_rng(0)
+        self.at = [torch.from_numpy(rng.normal(size=shape)) / 3 for shape in ((6, D), (D, D), (6, CLASSES))]
+        attention, chosen = rng.dirichlet(np.ones(TOKENS), 32), slice(0, 192, 6)
+        views = [Observations(v.embeddings[chosen], attention, v.predictions[chosen]) for v in TRAIN]
+        self.views, self.looked = views if pairs else views[:1], []
 
     def climb(self, at_once=64, share=Share()):  # noqa: B008
         learned = [parameter.clone().requires_grad_() for parameter in self.at]
@@ -134,51 +133,50 @@ class Step:
             batches = [view.batch(some, "cpu", torch.float64) for view in self.views]
             return _look(batches, [batch.embeddings for batch in batches], self.halves, metric, means, head, self.alpha)
 
-        return _climb(look, self.chosen, len(self.views), learned, self.weights, at_once, share)
+        return _climb(look, np.arange(32), len(self.views), learned, Refinement(1, 0.7, 1.3), at_once, share)
+
+    def sweep(self, evidence, attention, counts, times):
+        weights = attention.shape[1] * attention / attention.sum(1, keepdim=True)
+        for _ in range(times):
+            phi = (evidence + expected_log_theta(self.alpha + counts)[:, None]).softmax(2)
+            counts = torch.einsum("mj,mjk->mk", weights, phi)
+        return counts
 
     def written_out(self, means, metric, head, fixed=None):
         """The sum as the module's docstring has it, and what its slope holds fixed: γ before the last sweep, and φ̄ in L_e."""
-        views = [view.batch(self.chosen, "cpu", torch.float64) for view in self.views]
         total, phi_bars, found = 0.0, [], []
-
-        def swept(evidence, counts, sweeps):
-            for _ in range(sweeps):
-                counts = (evidence + expected_log_theta(self.alpha + counts)[:, None]).softmax(2).sum(1)
-            return counts
-
-        for number, (batch, half) in enumerate(zip(views, self.halves, strict=False)):
-            evidence = -torch.cdist(batch.embeddings @ metric, means).square() / 2
-            counts = swept(evidence, torch.full((len(evidence), 6), TOKENS / 6, dtype=torch.float64), 4)
-            some = swept(evidence[:, half], counts / 2, 2)
-            if fixed is not None:
-                counts, some, shares = fixed[number]
-            phi_bar = swept(evidence, counts, 1) / TOKENS
+        for number, (view, half) in enumerate(zip(self.views, self.halves, strict=False)):
+            patches, attention, predictions = view.batch(slice(None), "cpu", torch.float64)
+            evidence = -torch.cdist(patches @ metric, means).square() / 2
+            some, its_attention = evidence[:, half], attention[:, half]
             if fixed is None:
-                shares = phi_bar
-            found.append((counts, some, shares))
-            density = (evidence + shares.log()[:, None]).logsumexp(2).mean() / D
-            scores = (20 * phi_bar @ head).log_softmax(1)
-            total += (density + 0.7 * (batch.predictions * scores).sum(1).mean()) / len(views)
-            phi_bars.append(swept(evidence[:, half], some, 1) / len(half))
-        if len(views) == 2:
+                counts = self.sweep(evidence, attention, torch.full((32, 6), TOKENS / 6, dtype=torch.float64), 4)
+                fewer = self.sweep(some, its_attention, counts / 2, 2)
+                found.append((counts, fewer, self.sweep(evidence, attention, counts, 1) / TOKENS))
+            counts, fewer, shares = found[number] if fixed is None else fixed[number]
+            mixture = (evidence + shares.log()[:, None]).logsumexp(2)
+            scores = (20 / TOKENS * self.sweep(evidence, attention, counts, 1) @ head).log_softmax(1)
+            faithfulness = (predictions * scores).sum(1).mean()
+            total += ((attention * mixture).sum(1).mean() / D + 0.7 * faithfulness) / len(self.views)
+            phi_bars.append(self.sweep(some, its_attention, fewer, 1) / len(half))
+        if len(phi_bars) == 2:
             one, two = phi_bars
-            total -= 1.3 * (one - two).abs().sum(1).mean() / (one - two.roll(1, 0)).abs().sum(1).mean()
+            total -= 1.3 * (one - two).abs().sum() / (one - two.roll(1, 0)).abs().sum()
         return float(total), found
 
 
 @pytest.mark.parametrize("pairs", [True, False])
 def test_a_step_is_the_sum_written_out_and_its_slope_that_of_differences(pairs):
-    step, draw = Step(pairs), torch.Generator().manual_seed(1)
+    step = Step(pairs)
     terms, _, slopes = step.climb()
     value, fixed = step.written_out(*step.at)
-    assert float(terms @ torch.tensor([1, 0.7, 1.3], dtype=torch.float64)) == pytest.approx(value, rel=1e-9)
+    assert float(terms @ torch.tensor([1, 0.7, 1.3], dtype=torch.float64)) == pytest.approx(value, rel=1e-6)
     for number, slope in enumerate(slopes):
-        way = torch.randn(slope.shape, generator=draw, dtype=torch.float64)
+        way = torch.randn(slope.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         ends = []
-        for sign in (1, -1):
-            there = list(step.at)
-            there[number] = there[number] + sign * 1e-5 * way
-            ends.append(step.written_out(*there, fixed)[0])
+        for there in (1e-5, -1e-5):
+            moved = [at + there * way if other == number else at for other, at in enumerate(step.at)]
+            ends.append(step.written_out(*moved, fixed)[0])
         assert (ends[0] - ends[1]) / 2e-5 == pytest.approx(float((slope * way).sum()), rel=1e-5)
 
 
@@ -197,26 +195,21 @@ def test_chunks_of_a_step_come_to_the_same_as_the_whole(pairs):
 
 
 def test_processes_with_a_share_each_come_to_the_same_as_one():
-    met, parts, found = threading.Barrier(3), [None] * 3, [None] * 3
+    meet, parts, expected = threading.Barrier(3, timeout=60), [None] * 3, Step(pairs=True).climb()
 
     def work(rank):
         def added(*mine):
             parts[rank] = mine
-            met.wait()
+            meet.wait()
             total = [sum(each) for each in zip(*parts, strict=True)]
-            met.wait()
+            meet.wait()
             return total
 
-        found[rank] = Step(pairs=True).climb(at_once=5, share=Share(rank, 3, added))
+        return Step(pairs=True).climb(at_once=5, share=Share(rank, 3, added))
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    expected = Step(pairs=True).climb()
-    for one in found:
-        close(one, expected)
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(work, range(3)):
+            close(found, expected)
 
 
 def test_a_step_keeps_to_the_budget_of_memory(plain):
