@@ -4,8 +4,7 @@ from pathlib import Path
 import torch
 
 from pace import Backbone
-from pace.backbones.color_vit import WEIGHTS
-from pace.demo import class_names, load_model
+from pace.backbones.color_vit import WEIGHTS, class_names, load_model
 from pace.images import Color, prepare
 from pace.observing.extract import observe_pair
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Tower
 from pace.images import ImageSet, Perturb, normalize
-from pace.observing.pipeline import ahead, decoded
+from pace.images.loading import decoded
+from pace.observing.pipeline import ahead
 from pace.progress import Advance
 
 CACHE_BYTES = 4 << 30  # images are decoded once and kept as uint8 when they fit in this

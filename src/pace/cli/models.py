@@ -131,7 +131,7 @@ def _open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module
 
     path = Path(choice.name).expanduser()
     if choice.name == "color":
-        from pace import demo
+        from pace.backbones import color_vit
 
         own = {
             "--architecture": choice.architecture,
@@ -141,7 +141,7 @@ def _open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module
         for option, given in own.items():
             if given is not None:
                 raise Problem(f"{option}: the model color has its own; leave {option} out")
-        return demo.load_model(), demo.class_names()
+        return color_vit.load_model(), color_vit.class_names()
     folder = path if path.name != CHECKPOINT else path.parent
     if (folder / "run.json").is_file():
         if choice.normalize is not None:
@@ -203,7 +203,7 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int) -> nn.Linea
 
     from pace.backbones import linear_probe
     from pace.images import normalize
-    from pace.observing.pipeline import decoded
+    from pace.images.loading import decoded
     from pace.progress import progress
 
     if images.labels is None:

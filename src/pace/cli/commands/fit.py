@@ -256,13 +256,13 @@ def _keep_gallery(run: Run, learned: PACE, observations: Observations, images: I
     Images that would have to be looked at again are represented by a sample.
     """
     from pace.model.feeding import Lazy
-    from pace.showing.report.summary import nearest
+    from pace.showing.summary import typical_patches
 
     numbers = np.arange(len(images))
     if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:
         numbers = np.sort(np.random.default_rng(seed).choice(len(images), _GALLERY_SAMPLE, replace=False))
         observations = observations[numbers]
-    near = nearest(learned, observations, min(GALLERY_SIZE, len(numbers)))
+    near = typical_patches(learned.means_, observations, min(GALLERY_SIZE, len(numbers)))
     names = [[images.names[numbers[image]] for image in row] for row in near.images.tolist()]
     content = {"images": names, "patches": plain(near.patches), "grid": observations.grid}
     write_atomically(run.file(GALLERY), json_format.dumps(content).encode())

@@ -1,0 +1,107 @@
+"""Colours and parts, where the model sees them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pace.backbones import Preprocessing
+from pace.images import Color, Folder, Perturbation, decode, prepare
+from pace.metrics.ground_truth import known_truth, seen_colors, true_colors, visible_parts
+
+GRID = (4, 4)
+
+
+def prepared_as(size, crop_ratio=1.0):
+    return SimpleNamespace(size=size, interpolation="bilinear", crop_ratio=crop_ratio, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return Color("test", n_per_class=10, size=64, noise=0.05)
+
+
+def test_a_model_that_sees_the_middle_gets_the_colours_of_the_middle(images):
+    whole = true_colors(images, prepared_as((32, 32)), GRID)
+    middle = true_colors(images, prepared_as((32, 32), crop_ratio=0.5), GRID)
+    for number in range(len(images)):
+        np.testing.assert_array_equal(whole[number], images.patch_colors(number, GRID))
+        np.testing.assert_array_equal(middle[number], images.patch_colors(number, GRID, (16, 16, 48, 48)))
+    assert (whole != middle).any()
+
+
+def test_colours_look_as_they_are_where_nothing_is_perturbed(images):
+    preprocessing = prepared_as((32, 32), crop_ratio=0.8)
+    seen = seen_colors(images, preprocessing, GRID, Perturbation(0, stages=()))
+    assert (seen == true_colors(images, preprocessing, GRID)).mean() > 0.95
+    jittered = seen_colors(images, preprocessing, GRID, Perturbation(0, stages=("jitter",)))
+    assert (jittered != seen).any()
+
+
+class Birds:
+    """As much of CUB as its parts need: one image, 40 wide and 20 high, with three parts."""
+
+    def __init__(self, folder: Path, **options) -> None:
+        from PIL import Image
+
+        Image.new("RGB", (40, 20)).save(folder / "bird.jpg", **options)
+        self.folder, self.names = folder, ["bird.jpg"]
+
+    def __len__(self):
+        return 1
+
+    def path(self, name):
+        return self.folder / name
+
+    def parts(self, index):
+        return np.array([[20, 10, 1], [2, 10, 1], [20, 10, 0]], np.float32)
+
+
+def test_a_picture_taken_upright_is_placed_upright(tmp_path):
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    birds = Birds(tmp_path, exif=exif)
+    assert decode(tmp_path / "bird.jpg").shape == (3, 40, 20)
+    # 20 wide and 40 high, resized to 10 x 20, from which 5 rows are cut: (2, 10) becomes (1, 0), and (20, 10) lies outside.
+    np.testing.assert_array_equal(visible_parts(birds, prepared_as((10, 10)), (2, 2)), [[-1, 0, -1]])
+
+
+@pytest.mark.parametrize(("shape", "ratio"), [((40, 60), None), ((60, 40), 0.7)])
+def test_parts_lie_where_resizing_and_cropping_put_them(tmp_path, shape, ratio):
+    """A bright spot is looked for in what the model is given."""
+    from PIL import Image
+
+    preprocessing = Preprocessing((32, 24), crop_ratio=ratio)
+    height, width = shape
+    for x, y in [(8, 8), (30, 20), (22, 31), (width - 6, height - 6)]:
+        pixels = np.zeros((*shape, 3), np.uint8)
+        pixels[y - 2 : y + 3, x - 2 : x + 3] = 255
+        bird = Birds(tmp_path)
+        Image.fromarray(pixels).save(tmp_path / "bird.png")
+        bird.names, bird.parts = (
+            ["bird.png"],
+            lambda _, at=(x, y): np.array([[at[0] + 0.5, at[1] + 0.5, 1]], np.float32),
+        )
+        ((found,),) = visible_parts(bird, preprocessing, (8, 6))
+        seen = prepare(decode(tmp_path / "bird.png"), preprocessing).mean(0)
+        if found < 0:
+            assert seen[2:-2, 2:-2].max() < 0.9
+        else:
+            place = np.array(np.unravel_index(int(seen.argmax()), seen.shape))
+            assert np.abs(place // 4 - np.divmod(found, 6)).max() <= 1
+            assert seen[4 * (found // 6) : 4 * (found // 6) + 4, 4 * (found % 6) : 4 * (found % 6) + 4].max() > 0.5
+
+
+def test_what_is_known_goes_by_the_dataset(images, tmp_path, monkeypatch):
+    preprocessing = prepared_as((32, 32), crop_ratio=0.5)
+    (name, found) = next(iter(known_truth(images, preprocessing, GRID).items()))
+    assert name == "colours"
+    np.testing.assert_array_equal(found, true_colors(images, preprocessing, GRID))
+    birds = Birds(tmp_path)
+    monkeypatch.setattr("pace.metrics.ground_truth.CUB", Birds)
+    # Resized to 20 x 10, of which the middle 10 x 10 are seen: (20, 10) becomes (5, 5), and x = 2 is cut off.
+    np.testing.assert_array_equal(known_truth(birds, prepared_as((10, 10)), (2, 2))["parts"], [[3, -1, -1]])
+    assert known_truth(Folder(tmp_path), preprocessing, GRID) == {}
