@@ -23,7 +23,7 @@ def kernel(triton_sweeps):
 def drawn(*shape, **options):
     """Log-likelihood, weights of the tokens, α and counts to start from."""
     with torch.device("cpu"):  # so that a GPU sees the same
-        (log_likelihood, weights, alpha, (counts, _)), _ = evidence(*shape, dtype=torch.float32, **options)
+        log_likelihood, weights, alpha, (counts, _) = evidence(*shape, dtype=torch.float32, **options)
     return [part.to(DEVICE) for part in (log_likelihood, weights.count, alpha, counts)]
 
 
@@ -44,7 +44,7 @@ def test_its_digamma_is_that_of_torch(kernel):
 
 @pytest.mark.parametrize("shape", [(1, 2, 1), (2, 2, 17), (2, 37, 100), (1, 3, 600)])
 def test_any_number_of_tokens_and_concepts_will_do(kernel, shape):
-    (log_likelihood, weights, alpha, start), _ = evidence(*shape, dtype=torch.float32)
+    log_likelihood, weights, alpha, start = evidence(*shape, dtype=torch.float32)
     expected = infer(log_likelihood, weights, alpha, start, max_sweeps=3, tol=0.0, patches=False)
     found = kernel.settle(*drawn(*shape), max_sweeps=3, tol=0.0)
     torch.testing.assert_close(found.counts.cpu(), expected.counts, rtol=1e-4, atol=1e-6)
@@ -120,7 +120,7 @@ def test_where_triton_cannot_compile_or_differs_that_is_said_once_and_torch_does
 @pytest.mark.skipif(DEVICE == "cpu", reason="no GPU here")
 @pytest.mark.parametrize("k", [3, 100, 1000])
 def test_a_gpu_uses_it_and_finds_what_torch_finds(k, monkeypatch):
-    (log_likelihood, weights, alpha, start), _ = evidence(300, 197, k, scale=0.3, dtype=torch.float32)
+    log_likelihood, weights, alpha, start = evidence(300, 197, k, scale=0.3, dtype=torch.float32)
     there = log_likelihood.to(DEVICE)
     assert inference._kernel(there) is not None
     weights.count = weights.mean = weights.count.to(DEVICE)
