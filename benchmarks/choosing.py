@@ -18,7 +18,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Backbone, Observations
-from pace.backbones import finetune, load, within_share
+from pace.backbones import finetune, load
 from pace.fitting.parameters import settings_of
 from pace.images import AUGMENT_SEED, CUB, Flower, Perturbation
 from pace.metrics import (
@@ -33,6 +33,7 @@ from pace.metrics import (
 from pace.model import refining
 from pace.model.refining import Refinement, refine
 from pace.observing.extract import observe_pair
+from pace.observing.layers import within_share
 
 DATASETS = {"flower": Flower, "cub": CUB}
 

@@ -12,7 +12,8 @@ import warnings
 import numpy as np
 import torch
 
-from pace.cli.fitted import open_fitted
+from pace.cli.fit_runs import open_fit
+from pace.cli.options import ImageOptions
 from pace.showing import figures
 
 _OBSERVED, _EVERY = 49, 12  # images, of which every so many is shown
@@ -26,14 +27,14 @@ def main() -> None:
     parser.add_argument("--out", default="patches.png")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
-    fitted = open_fitted(arguments.run, torch.device("cpu"), None)
-    images = fitted.other_images(None, None, arguments.split, None, 0, False).open()
+    fit = open_fit(arguments.run, torch.device("cpu"), None)
+    images = fit.other_images(ImageOptions(split=arguments.split)).open()
     rows = np.linspace(0, len(images) - 1, _OBSERVED).astype(int)
-    some, backbone = images.subset(rows.tolist()), fitted.subject.backbone
+    some, backbone = images.subset(rows.tolist()), fit.model.backbone
     seen = backbone.observe(some)
     shown = list(range(0, _OBSERVED, _EVERY))
     figure = figures.three_levels(
-        fitted.concepts, some, seen, preprocessing=backbone.preprocessing, shown=shown, n_concepts=arguments.concepts, factor=1
+        fit.concepts, some, seen, preprocessing=backbone.preprocessing, shown=shown, n_concepts=arguments.concepts, factor=1
     )  # fmt: skip
     figure.savefig(arguments.out, dpi=130)
     print(f"images {', '.join(map(str, rows[shown]))} of {len(images)}: {arguments.out}")

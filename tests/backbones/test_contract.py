@@ -12,7 +12,6 @@ from families import FAMILIES, Family
 from torch import Tensor, nn
 
 from pace.backbones import Backbone, Look, Preprocessing
-from pace.backbones.fingerprint import fingerprint
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
@@ -187,7 +186,7 @@ def test_an_object_that_looks_itself_has_its_own_attention_alone() -> None:
 
     images = torch.randn(2, 3, 8, 8)
     assert Backbone(Own(), 1, attention_layer=-2)(images).attention.shape == (2, 64)
-    with pytest.raises(ValueError, match="attention_layer: Own gives the attention of layer 1 alone"):
+    with pytest.raises(ValueError, match="attention_layer: Own only gives the attention of layer 1 itself"):
         Backbone(Own(), 1, attention_layer=-1)
 
 
@@ -266,7 +265,7 @@ def test_nothing_survives_a_call_that_raises(family: Family, model: nn.Module) -
         assert broken.forward == own
         assert _state(model) == before
         assert torch.overrides._len_torch_function_stack() == 0
-    assert raised > len(backbone._sight.blocks)
+    assert raised > len(backbone._described.blocks)
     assert torch.is_grad_enabled()
     model.eval()
 
@@ -288,20 +287,8 @@ def test_fingerprints_tell_models_apart(family: Family, model: nn.Module) -> Non
     others = [Backbone(model, 0), Backbone(model, count_cls=True), Backbone(model, head=nn.Linear(3, 2))]
     changed = family.model()
     with torch.no_grad():
-        last = [parameter for _, parameter in Backbone(changed)._sight.model.named_parameters()][-1]
+        last = [parameter for _, parameter in Backbone(changed)._described.model.named_parameters()][-1]
         last.view(-1)[-1] += 1e-3
     others += [Backbone(model, 0, attention_layer=-1), Backbone(model, 0, attention_layer=-2)]
     found = {own, *(other.fingerprint() for other in others), Backbone(changed).fingerprint()}
     assert len(found) == 6 + family.has_cls, "whether CLS counts is no matter where there is none"
-
-
-def test_fingerprints_of_a_layers_own_attention_are_what_they_were_without_a_choice() -> None:
-    model = FAMILIES["timm-vit"].model()
-    for counted, options in product((True, False), ({}, {"attention_layer": -1}, {"layer": 2, "attention_layer": 2})):
-        found = Backbone(model, count_cls=counted, **options).fingerprint()  # type: ignore[arg-type]
-        assert found == fingerprint(model, 2, None, counted), "stores on disk compare with it"
-
-
-def test_stores_of_a_model_without_cls_stay_what_they_were_when_cls_counted_by_default() -> None:
-    model = FAMILIES["timm-vit-no-cls"].model()
-    assert Backbone(model).fingerprint() == fingerprint(model, Backbone(model).layer, None, True)

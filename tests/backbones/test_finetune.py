@@ -12,8 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from pace.backbones import Backbone, checkpoints, finetune, finetuning, load, load_finetuned, training
-from pace.backbones.finetuning import Augmentation
+from pace.backbones import Backbone, batches, checkpoints, finetune, load, load_finetuned, training
+from pace.backbones.augmentation import Augmentation
+from pace.backbones.finetuning import split_off
+from pace.backbones.libraries import describe_tower
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
@@ -74,12 +76,12 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["training 0", "weights 0", "state 0", "weights 1", "state 1", "training 2", "end"])
+@pytest.mark.parametrize("where", ["weights 0", "state 0", "training 2", "end"])
 def test_stopped_anywhere_it_goes_on_to_the_same_bits(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     # Every epoch improves, so that both files are written after each.
-    monkeypatch.setattr(training.Run, "evaluate", lambda run, *_: (1.0, run.step / 100))
+    monkeypatch.setattr(training.Trainer, "evaluate", lambda run, *_: (1.0, run.step / 100))
     whole = finetune(tiny(), images, checkpoint=tmp_path / "whole.safetensors", **SETTINGS)
     path = tmp_path / "parts.safetensors"
     events: list[str] = []
@@ -89,7 +91,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
             raise Stop
         events.append(name)
 
-    real_train, real_write = training.Run.train, checkpoints.write_atomically
+    real_train, real_write = training.Trainer.run_epoch, checkpoints.write_atomically
 
     def train(*arguments: Any) -> float:
         event("training")
@@ -100,7 +102,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
         real_write(target, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Run, "train", train)
+        patch.setattr(training.Trainer, "run_epoch", train)
         patch.setattr(checkpoints, "write_atomically", write)
         with pytest.raises(Stop):
             finetune(tiny(), images, checkpoint=path, **SETTINGS)
@@ -113,7 +115,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
 
 def test_a_finished_run_is_not_repeated(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **SETTINGS)
-    monkeypatch.setattr(training.Run, "train", None)
+    monkeypatch.setattr(training.Trainer, "run_epoch", None)
     again = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **SETTINGS)
     assert equal(weights(again.model), weights(first.model))
     assert (again.history, again.accuracy, again.epoch) == (first.history, first.accuracy, first.epoch)
@@ -127,7 +129,7 @@ def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, m
         seen.append(weights(run.model))
         return next(scores)
 
-    monkeypatch.setattr(training.Run, "evaluate", evaluate)
+    monkeypatch.setattr(training.Trainer, "evaluate", evaluate)
     result = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **{**SETTINGS, "epochs": 4})
     assert (result.epoch, result.accuracy) == (2, 0.85)  # six images cannot tell it from 0.9, and it comes later
     assert equal(weights(result.model), seen[2])
@@ -171,12 +173,12 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 import test_finetune
 from pace.backbones import finetune, training
-real = training.Run.train
+real = training.Trainer.run_epoch
 def train(run, *arguments):
     if run.step >= 8:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(run, *arguments)
-training.Run.train = train
+training.Trainer.run_epoch = train
 finetune(
     test_finetune.tiny(), test_finetune.Color("train", n_per_class=40, size=32), checkpoint=sys.argv[1],
     **test_finetune.SETTINGS
@@ -222,20 +224,20 @@ def test_images_that_do_not_fit_in_memory_are_decoded_as_they_are_used(
     images: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = finetune(tiny(), images, **SETTINGS)
-    monkeypatch.setattr(training, "CACHE_BYTES", 0)
+    monkeypatch.setattr(batches, "_CACHE_BYTES", 0)
     streamed = finetune(tiny(), images, **SETTINGS)
     assert streamed.history == kept.history
     assert equal(weights(streamed.model), weights(kept.model))
 
 
 def test_held_out_images_are_a_share_of_every_class_and_never_trained_on(images: ImageSet) -> None:
-    train, held_out = finetuning._split(images, 0.25, seed=0)
+    train, held_out = split_off(images, 0.25, seed=0)
     assert not set(train.names) & set(held_out.names)
     assert set(train.names) | set(held_out.names) == set(images.names)
     assert held_out.labels is not None
     assert np.bincount(held_out.labels).tolist() == [8, 8]
-    assert finetuning._split(images, 0.25, seed=0)[1].names == held_out.names
-    assert finetuning._split(images, 0.25, seed=1)[1].names != held_out.names
+    assert split_off(images, 0.25, seed=0)[1].names == held_out.names
+    assert split_off(images, 0.25, seed=1)[1].names != held_out.names
 
 
 def test_a_classifier_with_the_right_number_of_classes_is_kept(images: ImageSet) -> None:
@@ -320,9 +322,9 @@ def test_without_strength_augmentation_only_mirrors(images: ImageSet) -> None:
     ("change", "message"),
     [
         ({"epochs": 0}, "epochs and batch_size: expected 1 or more; found 0"),
-        ({"lr": -1.0}, "expected lr above 0"),
+        ({"lr": -1.0}, "lr: expected a number above 0"),
         ({"layer_decay": 0.0}, "layer_decay: expected a share above 0 and up to 1; found 0.0"),
-        ({"warmup": 1.0}, "warmup from 0 to below 1"),
+        ({"warmup": 1.0}, "warmup: expected a share from 0 to below 1"),
         ({"validation": 1.5}, "expected an ImageSet or a share between 0 and 1; found 1.5"),
         ({"checkpoint": "model.pt"}, r"expected a name that ends in \.safetensors; found model\.pt"),
     ],
@@ -345,7 +347,7 @@ def test_a_model_without_a_classifier_is_explained(images: ImageSet) -> None:
 def test_images_without_labels_are_explained(images: ImageSet) -> None:
     unlabelled = images.subset(range(10))
     unlabelled.labels = None
-    with pytest.raises(ValueError, match="images: have no labels"):
+    with pytest.raises(ValueError, match="images: no labels"):
         finetune(tiny(), unlabelled, **SETTINGS)
 
 
@@ -353,7 +355,7 @@ def test_a_loss_that_explodes_is_explained(images: ImageSet) -> None:
     model = tiny()
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
-    with pytest.raises(ValueError, match="the loss is nan after 4 steps; try a smaller lr"):
+    with pytest.raises(ValueError, match=r"the loss is nan after 4 steps; try less than 0\.002"):
         finetune(model, images, **SETTINGS)
 
 
@@ -379,7 +381,7 @@ def test_what_comes_after_a_single_block_learns_at_the_full_rate() -> None:
     from timm.models.vision_transformer import VisionTransformer
 
     model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=2)
-    shares = {id(p): share for p, share in training._shares_of_rate(finetuning._tower(model), 0.5)}
+    shares = {id(p): share for p, share in training.learning_rate_shares(describe_tower(model), 0.5)}
     found = {name: shares[id(p)] for name, p in model.named_parameters()}
     assert (found["pos_embed"], found["blocks.0.norm1.weight"], found["norm.weight"], found["head.weight"]) == (
         0.5,
