@@ -169,8 +169,6 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 return find_start(self, observations, pair, settings, lambda note: advance(0, note))
 
             course = loop.run(observations, perturbed, settings, plan, team, saver, start, advance)
-        if saver is not None and course.finished:
-            saver.write(course.tensors(), {}) if keep_checkpoint else saver.remove()
         # Only now does the model change, so that a fit that fails leaves the one before it.
         self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
         self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
@@ -179,6 +177,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.refinement_, self.selection_ = course.refinement, course.selection
         self._describe(observations, settings)
         self._warn_of_the_end()
+        if saver is not None and course.finished:
+            saver.write(course.tensors(), {}) if keep_checkpoint else saver.remove()
         return self
 
     def _warn_of_the_end(self) -> None:

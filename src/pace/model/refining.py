@@ -255,7 +255,8 @@ def _scatter(patches: Tensor, weights: Tensor) -> Tensor:
 def _settled(evidence: Tensor, weights: Weights, alpha: Tensor, counts: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
     """γ - α so many sweeps on, and φ̄ one sweep later; the slope goes through that last sweep alone."""
     with torch.no_grad():
-        counts = infer(evidence, weights, alpha, (counts, counts), max_sweeps=sweeps, tol=0.0, patches=False).counts
+        start = (counts, counts)
+        counts = infer(evidence.detach(), weights, alpha, start, max_sweeps=sweeps, tol=0.0, patches=False).counts
     last = infer(evidence, weights, alpha, (counts, counts), max_sweeps=1, tol=0.0, patches=False).counts
     return counts, last.to(evidence.dtype) / evidence.shape[1]
 

@@ -14,9 +14,9 @@ from pace.model.inference import Weights
 from pace.model.settings import Settings
 from pace.observations import Observations
 
-PATCHES_PER_CONCEPT = 200  # enough to place K centres; the epochs see every patch
+PATCHES_PER_CONCEPT = 200  # to place a centre with; the epochs then see every patch
 _TRIAL_IMAGES = 100  # at least, on which starts are compared
-_SPREAD = 4000  # images that patches are drawn from: patches of one image are alike, so few images hold few concepts
+_SPREAD = 4000  # images to draw patches from: patches of one image are alike, so few images show few concepts
 _VALUES_AT_ONCE = 1 << 26  # read from the images
 _LLOYD_ROUNDS = 10
 _ROUNDING = 1e-6  # of their squares, below which two patches are the same one
@@ -24,7 +24,7 @@ _ROUNDING = 1e-6  # of their squares, below which two patches are the same one
 
 @dataclass(frozen=True)
 class Sample:
-    """Patches of many images, with positive weight and centred on their mean, and a few whole images to try starts on."""
+    """Patches of many images, with positive weight and centred on their mean, and a few images to try starts on."""
 
     images: np.ndarray
     patches: Tensor  # (n, d)
@@ -44,7 +44,7 @@ def draw_sample(observations: Observations, n_concepts: int, settings: Settings,
     if len(patches) < n_concepts:
         found = len(patches)
         raise ValueError(
-            f"n_concepts={n_concepts} is more than the {found} patches with positive attention; use at most {found}"
+            f"n_concepts: {n_concepts} is more than the {found} patches with positive attention; use at most {found}"
         )
     offset = torch.einsum("n,nd->d", weights.double(), patches.double()) / weights.sum(dtype=torch.float64)
     offset = offset.to(settings.dtype)
@@ -85,11 +85,10 @@ def cluster(sample: Sample, n_concepts: int, seed: int) -> tuple[Tensor, float]:
 
 
 def spread_out(x: Tensor, weights: Tensor, number: int, rng: np.random.Generator, trials: int = 1) -> Tensor:
-    """k-means++ (Arthur & Vassilvitskii 2007): rows by chance, in proportion to their squared distance from those before.
+    """k-means++ (Arthur & Vassilvitskii 2007): draw rows in proportion to their squared distance from those drawn before.
 
-    With several `trials`, the best of so many at every step, as scikit-learn has it. Where there are fewer different rows than
-    `number`, some come twice. Written out because scikit-learn's works on a CPU alone, where it took as long as learning did on
-    the GPU; nothing here waits for the GPU.
+    With several `trials`, each step keeps the best of so many, as scikit-learn does. With fewer different rows than `number`,
+    some come twice. Our own because scikit-learn's runs on a CPU only, where it took as long as the whole fit on a GPU.
     """
     draws = torch.from_numpy(rng.random(1 + (number - 1) * trials)).to(x.device)
     squares = x.square().sum(1)

@@ -1,4 +1,4 @@
-"""What a pass over some images leaves behind. Statistics add up: over batches, over processes, over restarts."""
+"""Sufficient statistics of some images. They add up: over batches, over processes, over restarts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pace.model.gaussians import Sums
 
 @dataclass
 class Statistics:
-    """Sums over images, float64; all that learning needs to know of them."""
+    """Sums over images, float64: all that the M-step needs."""
 
     images: Tensor  # () number of images
     views: Tensor  # () number of θ inferred: twice the images when perturbed views are there
     bound: Tensor  # (3,) ΣL_e, ΣL_f, ΣL_s
     log_theta: Tensor  # (K,) Σ E[log θ]
-    # A quadratic that lies below ΣL_f and touches it at the present H: its slope at H = 0 and its curvature, with the sign
-    # turned. Told from H = 0, quadratics of different H add up, and their average is what learning online climbs.
+    # A quadratic that lies below ΣL_f and touches it at the present H: its slope at H = 0 and its negative curvature.
+    # Expanded around H = 0, quadratics of different H add up, and online learning climbs their average.
     head_slope: Tensor  # (K, N)
     head_curvature: Tensor  # (K, K) the same for every η_n
     pair_slope: Tensor  # (K,) likewise of ΣL_s, in β
@@ -46,16 +46,6 @@ class Statistics:
             moments=moments,
         )
 
-    def add_(self, other: Statistics) -> None:
-        """Add in place. It needs no memory, so once begun it is done."""
-        theirs = other.tensors()
-        for name, mine in self.tensors().items():
-            mine.add_(theirs[name])
-
-    def zero_(self) -> None:
-        for tensor in self.tensors().values():
-            tensor.zero_()
-
     def __add__(self, other: Statistics) -> Statistics:
         mine, theirs = self.tensors(), other.tensors()
         return self.from_tensors({name: mine[name] + theirs[name] for name in mine})
@@ -65,10 +55,10 @@ class Statistics:
         return self.from_tensors({name: change(tensor) for name, tensor in self.tensors().items()})
 
     def blended(self, fresh: Statistics, rate: float, most: float = torch.inf) -> Statistics:
-        """These and those of a fresh batch, which gets the weight `rate`: averages over images, told as sums.
+        """A running average of these and a fresh batch's, which gets the weight `rate`.
 
-        As if every image so far had left them, so that the prior's share shrinks as images come; `most` is how many there
-        are, where some come again.
+        Scaled as a sum over all images so far, so that the prior counts less as more images come; `most` is how many there are
+        at all, where some come again.
         """
         seen = (self.images + fresh.images).clamp_max(most)
         old, new = (1 - rate) * seen / self.images, rate * seen / fresh.images

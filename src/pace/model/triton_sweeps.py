@@ -76,10 +76,10 @@ def _settle_kernel(  # type: ignore[no-untyped-def]
     prior = tl.load(alpha + concept, mask=known, other=1.0)
     prior_sum = tl.sum(tl.where(known, prior, 0.0), 0)
     counts = tl.load(start + place, mask=known, other=0.0)
-    before = counts
     sweep = 0
     unsettled = max_sweeps > 0
     while unsettled & (sweep < max_sweeps):
+        tl.store(before_end + place, counts, mask=known)
         # E log θ but for what is the same for all concepts, which φ does not feel: the largest is 0, for float32.
         field = tl.where(known, _digamma(prior + counts), float("-inf"))
         field = (field - tl.max(field, 0)).to(tl.float32)
@@ -95,11 +95,9 @@ def _settle_kernel(  # type: ignore[no-untyped-def]
         found = tl.sum(sums, 0).to(tl.float64)
         # A product, in which the tolerance is float64; in a comparison it would be float32 first.
         unsettled = tl.sum(tl.abs(found - counts), 0) > TOL * (prior_sum + tl.sum(found, 0))
-        before = counts
         counts = found
         sweep += 1
     tl.store(end + place, counts, mask=known)
-    tl.store(before_end + place, before, mask=known)
     tl.store(sweeps + image, sweep)
     tl.store(moving + image, unsettled)
 
