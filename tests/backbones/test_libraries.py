@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,14 +119,6 @@ def test_tokens_first_towers_of_older_open_clip() -> None:
         torch.testing.assert_close(backbone.forward_from(backbone.split(images)), model.encode_image(images))
 
 
-def test_images_may_be_anywhere_and_of_any_precision() -> None:
-    model = _vit().to(torch.bfloat16)
-    found = Backbone(model)(FAMILIES["timm-vit"].images().double())
-    assert found.embeddings.dtype == torch.bfloat16
-    assert found.attention.dtype == torch.float32
-    assert Backbone(model).device == torch.device("cpu")
-
-
 # Wrong input.
 
 
@@ -201,13 +192,6 @@ def test_a_classifier_changed_behind_the_backbones_back_is_noticed() -> None:
     model.blocks = model.blocks[:1]
     with pytest.raises(ValueError, match="layer 1 did not run"):
         Backbone(Tower(model, list(_vit().blocks), [32] * 3, Sizes((32, 32), (8, 8), "fixed"), 1, True), 1)(images)
-
-
-def test_one_channel_models_take_one_channel() -> None:
-    from timm.models import VisionTransformer
-
-    model = VisionTransformer(32, 8, in_chans=1, embed_dim=32, depth=1, num_heads=2, num_classes=0)
-    assert Backbone(model)(torch.zeros(2, 1, 32, 32)).embeddings.shape == (2, 16, 32)
 
 
 # Models of one's own.
@@ -315,14 +299,3 @@ def test_any_object_with_the_protocol_is_a_backbone() -> None:
     assert backbone.fingerprint() != Backbone(Answers(), count_cls=True).fingerprint()
     with pytest.raises(ValueError, match="Answers cannot be split"):
         backbone.split(images)
-
-
-def test_observations_are_extracted_through_the_backbone(tmp_path: Path) -> None:
-    pytest.importorskip("pace.observing.extract")
-    family = FAMILIES["timm-dinov2-registers"]
-    backbone = Backbone(family.model())
-    images = torch.rand(5, 3, 32, 32)
-    found = backbone.observe(images, batch_size=2)
-    assert (len(found), found.n_tokens, found.grid, found.prefix_tokens) == (5, 16, (4, 4), 0)
-    counted = Backbone(family.model(), count_cls=True).observe(images, batch_size=2)
-    assert (len(counted), counted.n_tokens, counted.grid, counted.prefix_tokens) == (5, 17, (4, 4), 1)
