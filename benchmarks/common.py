@@ -1,4 +1,4 @@
-"""What several of these scripts need: images drawn on a device, a clock, settings that are put back, and a start for others."""
+"""What several of these scripts need: generated images, a clock, and the same start for PACE and what it is compared with."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +9,12 @@ import torch
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from pace import Observations
-from pace.model.learning import Concepts
-
-AUTHORS = 6.0  # images a second of the authors' public code on one H200, at d = 25
+from pace import PACE, Observations
+from pace.fitting.arguments import RANK, alpha_of, prior_strength_of
+from pace.model.concepts import Concepts
+from pace.model.gaussians import Prior
+from pace.model.seeding import draw_sample, place, within_covariance
+from pace.model.settings import Settings
 
 
 def synchronise() -> None:
@@ -29,7 +31,7 @@ def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_cou
 
 
 def seconds(work: Callable[[], object], least: float = 0.2, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The quickest of as many runs as fit in this time, at least three; once before, to compile."""
+    """The fastest of as many runs as fit in this time, at least three, after one to warm up."""
     work()
     times: list[float] = []
     while len(times) < 3 or (sum(times) < least and len(times) < 50):
@@ -45,16 +47,6 @@ def tf32(on: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def setting(holder: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)
 
 
 def patches(
@@ -80,7 +72,7 @@ def patches(
 
 
 def views(x: Tensor, owner: Tensor, concepts: int, classes: int) -> tuple[Observations, Observations]:
-    """These images, and the same with a tenth of the patches' spread added, as their perturbed views."""
+    """These images, and perturbed views of them: the same with a tenth of the patches' spread added."""
     share = torch.nn.functional.one_hot(owner, concepts).float().mean(1)
     predictions = (share @ torch.randn(concepts, classes, device=x.device) * 5).softmax(1)
     attention = torch.rand(owner.shape, device=x.device) + 0.1
@@ -89,6 +81,15 @@ def views(x: Tensor, owner: Tensor, concepts: int, classes: int) -> tuple[Observ
     for start in range(0, len(x), 512):
         other[start : start + 512] += torch.randn_like(x[start : start + 512]) * x[:512].std() / 10
     return Observations(x, attention, predictions), Observations(other, attention, predictions)
+
+
+def start_at(means: Tensor, observations: Observations, model: PACE, settings: Settings) -> tuple[Concepts, Prior]:
+    """Concepts with these means (K, d), as a fit would start with them, and their prior."""
+    sample = draw_sample(observations, len(means), settings, np.random.default_rng(0))
+    centred = means.to(settings.device, settings.dtype) - sample.offset
+    prior = Prior(within_covariance(sample, centred), prior_strength_of(model, observations, settings))
+    alpha = alpha_of(model, len(means), observations, settings)
+    return place(centred, sample, prior, alpha, observations.n_classes, model.covariance, RANK), prior
 
 
 def mixture_at(concepts: Concepts) -> GaussianMixture:

@@ -1,51 +1,80 @@
-"""What one EM pass costs, against the number of images M, of concepts K, of dimensions d and of processes, in one run.
+"""What one EM pass costs as the number of images M, of concepts K and of dimensions d grows.
 
-    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim processes] [--ways pace] [--out FILE]
+    uv run python benchmarks/cost.py --device cpu [--quick] [--vary images concepts dim] [--ways pace] [--out FILE]
 
-One of these is varied at a time around a base point. All ways go through the same drawn images in two views, from the same
-means and covariances:
+One number is varied at a time around a base point. All methods go through the same generated images in two views, and start
+from the same means and covariances:
 
     pace     E-step (θ of every image, with the pull of predictions and views) and M-step, from the third epoch on
     sklearn  E-step and M-step of GaussianMixture on the patches of both views; always on the CPU
-    printed  the paper's procedure as printed, in plain torch (printed.py); it knows full covariances only
-    limit    the useful operations of PACE's distances and sums at the rate of this machine's own product of that shape (float32
-             on a CPU, TF32 on a GPU): P_k is triangular, a scatter symmetric, and patches without weight leave nothing. Sweeps
-             over θ, factors of covariances, H, β and α are not counted.
+    printed  the paper's procedure as printed, in plain torch (printed.py); full covariances only
+    limit    the useful operations of PACE's distances and sums at the rate of this machine's own matrix product of that shape
+             (float32 on a CPU, TF32 on a GPU): P_k is triangular, a scatter symmetric, and patches without weight add nothing
 
-Where sklearn or the printed procedure would take long, part of the images is timed and their share of the pass scaled up, but
-not what is done once a pass (`sklearn_images`, `printed_images` say how many were timed). Seconds are the processor's with one
-thread on a CPU, and the clock's otherwise. A part that fails leaves its error in the row, and the others go on.
-`cost_page.py` makes tables and figures of what `--out` wrote.
+Where sklearn or the printed procedure would take long, part of the images is timed and scaled up (`sklearn_images`,
+`printed_images` say how many were timed; ≈ in the table). Seconds are CPU time with one thread on a CPU, and wall time
+otherwise. A method that fails leaves its error in the row.
 """
 
 import argparse
+import csv
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from common import mixture_at, patches, seconds, setting, tf32, timed, views
-from cost_page import AXES, COVARIANCES, Row, line, report, write
+from common import mixture_at, patches, seconds, start_at, tf32, timed, views
 from printed import BATCH, Printed
-from scaling import seconds_an_epoch
 from sklearn.mixture._gaussian_mixture import _compute_precision_cholesky, _estimate_gaussian_parameters
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pace import PACE
-from pace.fitting.parameters import alpha_of, settings_of
-from pace.model.gaussians import Prior
-from pace.model.learning import Concepts, Memory, Settings, pass_over, update
+from pace.fitting.arguments import alpha_of, settings_of
+from pace.model.concepts import update
+from pace.model.learning import Memory, expect_all
+from pace.model.settings import Settings
 
 SEED = 0
+AXES = {"images": "M", "concepts": "K", "dim": "d"}
+COVARIANCES = ("full", "tied", "diag")
+
+
+@dataclass
+class Row:
+    """One point: what was varied, where it lies, and the seconds of a pass by each method."""
+
+    machine: str
+    covariance: str
+    varied: str
+    images: int
+    concepts: int
+    dim: int
+    pace: float | None = None
+    sklearn: float | None = None
+    sklearn_images: int | None = None  # that were timed
+    printed: float | None = None
+    printed_images: int | None = None
+    limit: float | None = None
+    weights: float | None = None  # concepts a patch has weight in, on average
+    error: str = ""
+
+    def times(self, way: str) -> str:
+        """How many times PACE's seconds this method took."""
+        took = getattr(self, way)
+        if not (took and self.pace):
+            return "–"
+        scaled = (getattr(self, f"{way}_images", None) or self.images) < self.images
+        return f"{'≈ ' * scaled}{took / self.pace:.2g}"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A base point, and what each number is varied over."""
+    """A base point, and the values each number takes."""
 
     tokens: int
     classes: int
@@ -53,54 +82,51 @@ class Grid:
     images: tuple[int, ...]
     concepts: tuple[int, ...]
     dim: tuple[int, ...]
-    spend: float  # seconds on repeating a pass, at most
-    sklearn: float  # operations of a pass, beyond which part of the images is timed
+    spend: float  # seconds to spend on repeating a pass
+    sklearn: float  # operations of a pass above which only part of the images is timed
     printed: float  # likewise
-    epoch_images: int  # for the processes
 
 
 GRIDS = {
     "cpu": Grid(
         tokens=197, classes=102, base=(64, 32, 128),
         images=(32, 64, 128, 256), concepts=(8, 16, 32, 64, 128), dim=(32, 64, 128, 256, 512),
-        spend=1.5, sklearn=2.2e11, printed=2.2e11, epoch_images=1600,
+        spend=1.5, sklearn=2.2e11, printed=2.2e11,
     ),
     "cuda": Grid(
         tokens=197, classes=102, base=(1792, 100, 768),
         images=(1792, 3584, 7169), concepts=(25, 100, 200), dim=(25, 192, 384, 768),
-        spend=0.3, sklearn=6e11, printed=1e13, epoch_images=0,
+        spend=0.3, sklearn=6e11, printed=1e13,
     ),
     "quick": Grid(
         tokens=17, classes=5, base=(32, 4, 8), images=(32, 64), concepts=(4, 8), dim=(8, 16),
-        spend=0.0, sklearn=1e6, printed=1e6, epoch_images=64,
+        spend=0.0, sklearn=1e6, printed=1e6,
     ),
 }  # fmt: skip
 
 
 class Problem:
-    """Images drawn for a point, and where every way begins."""
+    """Images generated for a point, and the common start."""
 
     def __init__(self, row: Row, grid: Grid, device: torch.device) -> None:
         torch.manual_seed(SEED)
         x, owner = patches(row.images, grid.tokens, row.dim, row.concepts, device, seed=SEED)
         self.row, self.grid = row, grid
-        # Where it can be, a clock that does not count what other processes do meanwhile.
+        # CPU time where possible, since it does not count what other processes do meanwhile.
         alone = device.type == "cpu" and torch.get_num_threads() == 1
         self.clock = time.process_time if alone else time.perf_counter
         self.views = views(x, owner, row.concepts, grid.classes)
         self.patches = 2 * owner.numel()
         means = x.new_zeros(row.concepts, row.dim).index_add_(0, owner.flatten(), x.flatten(0, 1))
         means /= owner.flatten().bincount(minlength=row.concepts).clamp_min(1)[:, None]
-        model = PACE(row.concepts, covariance=row.covariance, init=means.cpu(), device=device, progress=False)
+        model = PACE(row.concepts, covariance=row.covariance, device=device, progress=False)
         self.settings: Settings = settings_of(model, self.views[0])
-        start = model._start(*self.views, self.settings)
-        self.start: Concepts = start.concepts
-        self.prior: Prior = start.prior
+        self.start, self.prior = start_at(means, self.views[0], model, self.settings)
         printed = replace(self.settings, updates="paper")
         self.printed_alpha = float(alpha_of(model, row.concepts, self.views[0], printed)[0])
 
     def some(self, operations: float, allowed: float) -> int:
-        """Images that take about as many operations as are allowed, when all take so many; one batch at least."""
+        """Images that take about as many operations as are allowed, if all of them take `operations`; at least a batch."""
         share = int(allowed / operations * self.row.images)
         return min(self.row.images, max(BATCH, share // BATCH * BATCH))
 
@@ -118,7 +144,7 @@ def time_pace(problem: Problem) -> None:
 
     def one_pass() -> None:
         nonlocal concepts
-        concepts = update(concepts, pass_over(*problem.views, concepts, settings, memory), problem.prior, settings)
+        concepts = update(concepts, expect_all(*problem.views, concepts, settings, memory), problem.prior, settings)
 
     one_pass()
     entries, family = 0, type(concepts.gaussians)
@@ -129,7 +155,7 @@ def time_pace(problem: Problem) -> None:
         entries += int(r.count_nonzero())
         accumulate(self, x, r, sums)
 
-    with setting(family, "_accumulate", counting):
+    with patch.object(family, "_accumulate", counting):
         one_pass()
     row.weights = entries / problem.patches
     row.pace = problem.quickest(one_pass)
@@ -137,7 +163,7 @@ def time_pace(problem: Problem) -> None:
 
 
 def limit(problem: Problem, entries: int) -> float:
-    """Seconds that the useful operations take at the rate of a product of the same shape."""
+    """Seconds that the useful operations take at the rate of a matrix product of the same shape."""
     n, k, d = problem.patches, problem.row.concepts, problem.row.dim
     device = problem.start.offset.device
     rows = min(n, 1 << (14 if device.type == "cpu" else 17))
@@ -157,7 +183,7 @@ def limit(problem: Problem, entries: int) -> float:
 
 def time_sklearn(problem: Problem) -> None:
     row, d = problem.row, problem.row.dim
-    # Tied covariances are treated as K equal ones; and what waits for memory takes long for its operations.
+    # Tied covariances are treated as K equal ones; diagonal ones wait for memory, hence the large factor.
     each = {"full": 4 * d, "tied": 2 * d, "diag": 256}[row.covariance]
     row.sklearn_images = problem.some(problem.patches * row.concepts * d * each, problem.grid.sklearn)
     x = torch.cat([view.embeddings[: row.sklearn_images].flatten(0, 1) for view in problem.views]).cpu().numpy()
@@ -190,41 +216,22 @@ def time_printed(problem: Problem) -> None:
         printed.learn(original, perturbed)
 
     printed.learn(original[:BATCH], perturbed[:BATCH])
-    printed.sweeps.clear()
     share = problem.quickest(for_images) * row.images / (row.printed_images // BATCH * BATCH)
     row.printed = share + problem.quickest(printed.finish)
-    row.printed_sweeps = sum(printed.sweeps) / len(printed.sweeps)
     if not bool(printed.log_det.isfinite().all()):
         row.error += "printed: a covariance is not positive definite; "
-
-
-def time_processes(row: Row, grid: Grid, epochs: int) -> None:
-    where = {"images": row.images, "concepts": row.concepts, "dim": row.dim, "covariance": row.covariance}
-    row.pace = seconds_an_epoch(row.processes, tokens=grid.tokens, epochs=epochs, **where)
 
 
 WAYS: dict[str, Callable[[Problem], None]] = {"pace": time_pace, "sklearn": time_sklearn, "printed": time_printed}
 
 
 def measure(row: Row, grid: Grid, device: torch.device, ways: Iterable[str] = WAYS) -> None:
-    problem: Problem | None = None
-
-    def draw() -> None:
-        nonlocal problem
-        problem = Problem(row, grid, device)
-
-    attempt(row, "drawing", draw)
-    if problem is not None:
-        for name in ways:
-            attempt(row, name, lambda name=name: WAYS[name](problem))
-
-
-def attempt(row: Row, what: str, work: Callable[[], None]) -> None:
-    try:
-        work()
-    except (Exception, SystemExit) as error:  # a process of its own ends in the latter
-        last = (str(error).strip().splitlines() or [""])[-1]
-        row.error += f"{what}: {type(error).__name__}: {last[:150]}; "
+    problem = Problem(row, grid, device)
+    for name in ways:
+        try:
+            WAYS[name](problem)
+        except Exception as error:  # the other methods go on
+            row.error += f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}; "
 
 
 def machine_of(device: torch.device, threads: int) -> str:
@@ -240,53 +247,56 @@ def machine_of(device: torch.device, threads: int) -> str:
 
 def points(grid: Grid, vary: list[str]) -> Iterator[tuple[str, dict[str, int]]]:
     base = dict(zip(AXES, grid.base, strict=True))
-    for varied in AXES:
-        if varied in vary:
-            yield from ((varied, base | {varied: value}) for value in getattr(grid, varied))
-    if "processes" in vary:
-        yield from (("processes", base | {"images": grid.epoch_images, "processes": number}) for number in (1, 2))
+    for varied in vary:
+        yield from ((varied, base | {varied: value}) for value in getattr(grid, varied))
+
+
+def line(row: Row) -> str:
+    """A row of the Markdown table."""
+    took = "failed" if row.pace is None else f"{row.pace:.2g} s"
+    cells = [row.covariance, f"{row.images:,}", str(row.concepts), str(row.dim), took]
+    return f"| {' | '.join([*cells, *(row.times(way) for way in ('sklearn', 'printed', 'limit')), row.error])} |"
+
+
+def write(rows: list[Row], path: str | Path) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        table.writeheader()
+        table.writerows(asdict(row) for row in rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--quick", action="store_true", help="little of everything, to see that it runs")
-    parser.add_argument(
-        "--vary", nargs="+", choices=(*AXES, "processes"), help="all; without processes if it must be quick"
-    )
+    parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it runs")
+    parser.add_argument("--vary", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--covariance", nargs="+", choices=COVARIANCES, default=list(COVARIANCES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="sklearn takes most of the time")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every way on the CPU")
-    parser.add_argument("--out", help="a CSV file; written anew after every point")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for all methods on the CPU")
+    parser.add_argument("--out", help="CSV file, rewritten after every point")
     arguments = parser.parse_args()
-    device, began = torch.device(arguments.device), time.perf_counter()
+    device = torch.device(arguments.device)
     grid = GRIDS["quick" if arguments.quick else arguments.device]
-    alone = arguments.quick or device.type == "cuda"  # processes take seconds to start, and are timed on a CPU only
-    vary = arguments.vary or [*AXES, *([] if alone else ["processes"])]
     torch.set_num_threads(arguments.threads)
     machine = machine_of(device, arguments.threads)
-    print(f"{machine}; {grid.tokens} tokens, {grid.classes} classes, two views, seed {SEED}", flush=True)
-    rows: list[Row] = []
-    known: dict[tuple[object, ...], Row] = {}  # the base lies on every axis, and is timed once
+    print(f"{machine}; {grid.tokens} tokens, {grid.classes} classes, two views, seed {SEED}\n")
+    print(
+        "| covariance | M | K | d | PACE | sklearn | printed | limit | errors |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    known: dict[tuple[object, ...], Row] = {}  # the base lies on every axis and is timed once
     with threadpool_limits(arguments.threads):
         for covariance in arguments.covariance:
-            for varied, where in points(grid, vary):
-                place = (covariance, *where.items())
-                row = Row(machine, covariance, varied, **where)
+            for varied, where in points(grid, arguments.vary):
+                place = (covariance, *where.values())
                 if place in known:
-                    row = replace(known[place], varied=varied)
-                elif varied == "processes":
-                    attempt(row, varied, lambda row=row: time_processes(row, grid, 1 if arguments.quick else 3))
-                else:
-                    measure(row, grid, device, arguments.ways)
-                known[place] = row
-                rows.append(row)
-                print(f"[{time.perf_counter() - began:4.0f} s] {line(row)}", flush=True)
+                    continue
+                row = known[place] = Row(machine, covariance, varied, **where)
+                measure(row, grid, device, arguments.ways)
+                print(line(row), flush=True)
                 if arguments.out:
-                    write(rows, arguments.out)
+                    write(list(known.values()), arguments.out)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-    print(f"\n{report(rows)}")
 
 
 if __name__ == "__main__":

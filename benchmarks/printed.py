@@ -1,4 +1,4 @@
-"""The learning procedure as the paper prints it, batch by batch, in plain torch: something to time PACE against.
+"""The learning procedure as the paper prints it, batch by batch, in plain torch, to time PACE against.
 
 Algorithm 1 with eq. update_phi, update_gamma, update_mu and update_sigma; H and β by Adam. The paper does not say how many
 sweeps, how near 'convergence' is, or how images go into batches. Here a batch is 16 images and their perturbed views, swept
@@ -34,7 +34,6 @@ class Printed:
         self.head = means.new_zeros(len(means), classes).requires_grad_()
         self.beta = means.new_full((len(means),), 0.5).requires_grad_()
         self.adam = torch.optim.Adam([self.head, self.beta], lr=LEARNING_RATE)
-        self.sweeps: list[int] = []  # of every batch and view
         self.clear()
 
     def clear(self) -> None:
@@ -80,9 +79,7 @@ class Printed:
         """φ (B, J, K)."""
         phi = torch.full_like(evidence, 1 / evidence.shape[2])
         gamma = self.alpha + torch.einsum("bjk,bj->bk", phi, attention)
-        self.sweeps.append(0)
         for _ in range(MOST_SWEEPS):
-            self.sweeps[-1] += 1
             field = torch.digamma(gamma) - torch.digamma(gamma.sum(1, keepdim=True)) + pull(phi.mean(1))
             phi = (evidence + field[:, None]).softmax(2)
             before, gamma = gamma, self.alpha + torch.einsum("bjk,bj->bk", phi, attention)

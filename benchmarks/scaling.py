@@ -1,11 +1,11 @@
-"""More data than memory, and more than one process: what it costs and what it gains.
+"""Minibatches and several processes: what they cost and what they gain.
 
-    uv run python benchmarks/scaling.py memory       # peak memory of an online fit, as the number of images grows
-    uv run python benchmarks/scaling.py online       # the bound of online fits beside that of full-batch EM
+    uv run python benchmarks/scaling.py memory       # peak memory of a fit in minibatches, as the number of images grows
+    uv run python benchmarks/scaling.py online       # the bound of fits in minibatches, next to that of full-batch EM
     uv run python benchmarks/scaling.py processes    # an epoch by one process and by two, each pinned to a core
 
-Images are drawn from the model itself, by their number, when they are asked for. Peak memory is that of a process of its own,
-libraries included. Timings need an otherwise idle machine.
+Images are generated from the model when they are asked for. Peak memory is that of a separate process, libraries included.
+Timings need an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pace.observations import Batch
 
 
 class Drawn(Observations):
-    """M images that exist only while they are looked at; image m is the same whenever that is."""
+    """M images that exist only while they are used; image m is always the same."""
 
     def __init__(self, images: int, tokens: int, dim: int, concepts: int, classes: int = 10, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def peak() -> float:
 
 
 def again(*arguments: str, launcher: tuple[str, ...] = (), **changes: object) -> dict[str, float]:
-    """This program in a process of its own (or several), and the document it prints."""
+    """Run this script in another process (or several), and read the JSON it prints."""
     options = [text for name, value in changes.items() for text in (f"--{name}", str(value))]
     command = [sys.executable, *launcher, __file__, *arguments, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,21 +109,16 @@ def one_memory(options: argparse.Namespace) -> None:
 
 
 def fit(options: argparse.Namespace, observations: Observations, **parameters: object) -> PACE:
-    chosen = {
-        "n_concepts": options.concepts,
-        "covariance": options.covariance,
-        "n_init": 1,
-        "device": "cpu",
-    } | parameters
+    chosen = {"n_concepts": options.concepts, "covariance": options.covariance, "n_init": 1, "device": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PACE(**chosen).fit(observations)
+        return PACE(**chosen, **parameters).fit(observations)
 
 
 def online(options: argparse.Namespace) -> None:
     images = (options.images or [5_000])[0]
-    observations = drawn(options, images)[np.arange(images)]  # held in memory, since both ways read it often
-    print("| way | passes | seconds | bound per image | short of full-batch EM |\n|---|---|---|---|---|")
+    observations = drawn(options, images)[np.arange(images)]  # in memory, since every fit reads it often
+    print("| minibatch | passes | seconds | bound per image | below full-batch EM |\n|---|---|---|---|---|")
     best = None
     for minibatch in (None, *(size for size in (64, 256, 1024) if size < images)):
         began = time.perf_counter()
@@ -147,23 +142,22 @@ def by_processes(options: argparse.Namespace) -> None:
 
 
 def seconds_an_epoch(number: int, **changes: object) -> float:
-    """By so many processes, each on a core of its own."""
+    """With this many processes, each on its own core."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)) if number > 1 else ()
     return again("one-epoch", launcher=launcher, **changes)["seconds"]
 
 
 def one_epoch(options: argparse.Namespace) -> None:
-    """Seconds of an epoch: what more epochs take longer, so that the start does not count."""
+    """Seconds of an epoch: the difference between a long and a short fit, so that the start does not count."""
     core = int(os.environ.get("LOCAL_RANK", 0))
     os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[core]])
     torch.set_num_threads(1)
     images = options.images[0]
-    source = drawn(options, images)
-    observations, means = source[np.arange(images)], source.means
+    observations = drawn(options, images)[np.arange(images)]
 
     def seconds(epochs: int) -> float:
         began = time.perf_counter()
-        fit(options, observations, init=means, max_iter=epochs, tol=0.0, distributed=torchrun_started_this())
+        fit(options, observations, max_iter=epochs, distributed=torchrun_started_this())
         return time.perf_counter() - began
 
     def measure() -> None:
@@ -199,12 +193,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     small = {"tokens": 17, "dim": 16, "concepts": 10, "covariance": "tied"}
-    heavy = {
-        "tokens": 50,
-        "dim": 256,
-        "concepts": 50,
-        "covariance": "full",
-    }  # so that arithmetic is what takes the time
+    heavy = {"tokens": 50, "dim": 256, "concepts": 50, "covariance": "full"}  # so that arithmetic dominates
     for name, value in (heavy if "process" in options.what else small).items():
         if getattr(options, name) is None:
             setattr(options, name, value)

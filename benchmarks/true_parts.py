@@ -1,12 +1,11 @@
-"""What the true parts of birds would score: concepts that know where every part is, and are never wrong about it.
+"""What perfect parts of birds would score: concepts that know where every part is, and are never wrong.
 
     uv run python benchmarks/true_parts.py --data-root data [--every 4]
 
-No transformer and no fit. A patch within a bird's box shows the visible part of CUB that is nearest to its middle, any other
-patch the background. In a perturbed view the same places show the same parts: only the crop and the flip count, and what
-changes is which patches are seen. With several kinds of each, a part (and the background) is one of several concepts by the
-bird's class, the classes divided at random anew for every part: concepts that tell classes apart, too.
-Faithfulness is to the class.
+No transformer and no fit. A patch inside a bird's box shows the nearest visible part, any other patch the background. In a
+perturbed view the same places show the same parts, so only the crop and the flip matter. With several kinds of each part,
+classes are assigned to kinds at random, anew for every part, so that concepts also tell classes apart. Faithfulness is to the
+class.
 """
 
 import argparse

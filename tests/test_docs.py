@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, languages: str) -> list[str]:
@@ -15,32 +15,31 @@ def blocks(page: Path, languages: str) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Every `pace …` in the shell blocks of a page, without what stands before it (`pip install uv && uv run`)."""
+    """Every `pace …` in the shell blocks of a page, without what precedes it (`pip install uv && uv run`)."""
     lines = "\n".join(blocks(page, "bash|sh")).replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
     return [line[line.index("pace") + 1 :] for line in words if "pace" in line]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def name(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
 def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
-    found = blocks(page, "python")
-    if not found:
-        pytest.skip("no Python on this page")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in found:
+    for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
 def test_the_commands_of_a_page_are_understood(page):
     typer = pytest.importorskip("typer")
     from pace.cli.app import app
 
     known = typer.main.get_command(app)
     for first, *rest in commands(page):
-        if first.startswith("-"):  # an option of `pace` itself
-            continue
         assert first in known.commands, f"{page.name}: there is no `pace {first}`"
         if "--config" in rest:  # its file would be read
             at = rest.index("--config")
@@ -56,8 +55,12 @@ def test_a_mistyped_command_would_be_noticed():
         typer.main.get_command(app).commands["fit"].make_context("fit", ["--no-such-option"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_scripts_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    links = [target for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text) if "://" not in target]
+    scripts = re.findall(r"\b(?:benchmarks|scripts|tests)/[\w/]+\.(?:py|md)\b", text)
+    missing = [
+        str(path) for path in [page.parent / link for link in links] + [ROOT / s for s in scripts] if not path.exists()
+    ]
+    assert not missing

@@ -72,7 +72,7 @@ IN_WORDS = {
     "EXPLAINERS",
     "explainer",
 }  # constants, and what prose says
-MODULES = ["images", "backbones", "metrics", "figures", "report", "baselines", "demo"]
+MODULES = ["images", "backbones", "metrics", "showing.figures", "showing.report", "baselines", "demo"]
 
 
 @pytest.mark.parametrize("module", ["pace", *(f"pace.{name}" for name in MODULES)])

@@ -91,7 +91,7 @@ def test_the_bound_lies_below_the_mutual_information(means, spread, alpha, head,
     constant = -entropy(P, DE) + float((classes * np.log(classes)).sum()) + 1
     right = right_e + entropy(P, DE) + information_f + information_s
     print(
-        f"L = {left:.3f} <= I(e; θ, z) + I(ŷ; φ̄) + I(φ̄; φ̄') + C = {right + constant:.3f}, the informations {right:.3f}"
+        f"L = {left:.3f} <= I(e; θ, z) + I(ŷ; φ̄) + I(φ̄; φ̄') + C = {right + constant:.3f}, the information {right:.3f}"
     )
     assert left <= right + constant
 

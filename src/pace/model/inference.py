@@ -74,7 +74,9 @@ class Posterior:
     gamma: Tensor
     sweeps: int
     moving: Tensor  # (B,) images that had not settled when the sweeps ran out
-    bound: Tensor  # (B,) L_e by image
+    bound: (
+        Tensor  # (B,) L_e by image; with the printed rules, what their φ update climbs (Weights.correction is missing)
+    )
     phi: Tensor  # (B, J, K)
 
 
@@ -100,8 +102,6 @@ def infer(
     alpha: Tensor,
     start: tuple[Tensor, Tensor],
     *,
-    log_det: Tensor | None = None,
-    dim: int = 0,
     pull: Pull | None = None,
     max_sweeps: int = 100,
     tol: float = 1e-4,
@@ -121,17 +121,17 @@ def infer(
             gamma = alpha + settled.counts
             return Posterior(settled.counts, nothing, gamma, sweeps, settled.moving, nothing, nothing)
         # The last sweep once more in torch, for φ and the bound.
-        found = _sweep(log_likelihood, weights, alpha, (settled.before, start[1]), log_det, dim, None, 1, tol, patches)
+        found = _sweep(log_likelihood, weights, alpha, (settled.before, start[1]), None, 1, tol, patches)
         return replace(found, sweeps=sweeps, moving=settled.moving)
     if pull is not None:  # ties images together, so that none goes on alone
-        return _sweep(log_likelihood, weights, alpha, start, log_det, dim, pull, max_sweeps, tol, patches)
+        return _sweep(log_likelihood, weights, alpha, start, pull, max_sweeps, tol, patches)
     first = min(_FIRST_SWEEPS, max_sweeps)
-    found = _sweep(log_likelihood, weights, alpha, start, log_det, dim, None, first, tol, patches)
+    found = _sweep(log_likelihood, weights, alpha, start, None, first, tol, patches)
     rest = found.moving.nonzero().squeeze(1)
     while len(rest) > 0 and found.sweeps < max_sweeps:
         begin = (found.counts[rest], found.phi_bar[rest])
         some, more = weights.of_images(rest), min(found.sweeps, max_sweeps - found.sweeps)
-        late = _sweep(log_likelihood[rest], some, alpha, begin, log_det, dim, None, more, tol, patches)
+        late = _sweep(log_likelihood[rest], some, alpha, begin, None, more, tol, patches)
         for name in ("counts", "phi_bar", "gamma", "moving", *(("bound", "phi") if patches else ())):
             getattr(found, name)[rest] = getattr(late, name)
         found.sweeps += late.sweeps
@@ -144,8 +144,6 @@ def _sweep(
     weights: Weights,
     alpha: Tensor,
     start: tuple[Tensor, Tensor],
-    log_det: Tensor | None,
-    dim: int,
     pull: Pull | None,
     max_sweeps: int,
     tol: float,
@@ -199,8 +197,6 @@ def _sweep(
     log_norm = log_norm.double() + norm.double().log() + peak
     gain = tokens * phi_bar * (expected_log_theta(gamma) - field)
     bound = (weights.mean.double() * log_norm).sum(1) + gain.sum(1) - dirichlet_kl(gamma, alpha)
-    if log_det is not None:
-        bound = bound + weights.correction(phi_bar, counts, log_det, dim)
     phi = phi.mul_(factor[:, None]).div_(norm[:, :, None])
     return Posterior(counts, phi_bar, gamma, sweeps, active, bound, phi)
 
@@ -242,7 +238,7 @@ def _agrees(kernel: ModuleType, device: torch.device) -> bool:
         alpha = torch.linspace(0.01, 0.2, 5, dtype=torch.float64).to(device)
         weights, start = Weights.of(evidence.new_ones(3, 40), "exact"), uniform_start(3, 5, 40, "exact", device)
         found = kernel.settle(evidence, weights.count, alpha, start[0], max_sweeps=6, tol=0.0)
-        expected = _sweep(evidence, weights, alpha, start, None, 0, None, 6, 0.0, False)
+        expected = _sweep(evidence, weights, alpha, start, None, 6, 0.0, False)
         if not torch.allclose(found.counts, expected.counts, rtol=1e-4):
             raise ArithmeticError("Triton's result differs from torch's")
 

@@ -133,7 +133,9 @@ def expect_batch(
 
     total.images += images
     total.views += len(posterior.gamma)
-    total.bound[0] += posterior.bound.sum()
+    log_det, dim = concepts.gaussians.log_det, concepts.gaussians.means.shape[1]
+    bound = posterior.bound + weights.correction(posterior.phi_bar, posterior.counts, log_det, dim)
+    total.bound[0] += bound.sum()
     total.log_theta += expected_log_theta(posterior.gamma).sum(0)
     one, two = posterior.phi_bar[:images], posterior.phi_bar[images:]
     if predictions is not None:
@@ -200,8 +202,6 @@ def _infer(
         weights,
         concepts.alpha,
         start or uniform_start(n_images, n_concepts, n_tokens, settings.updates, log_likelihood.device),
-        log_det=concepts.gaussians.log_det,
-        dim=concepts.gaussians.means.shape[1],
         pull=pull,
         max_sweeps=settings.max_sweeps,
         tol=settings.sweep_tol,
