@@ -51,7 +51,7 @@ def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: P
     [
         ((), 3, "2 of at most 4 epochs"),
         (("--minibatch", "5"), 3, "2 of at most 12 minibatches"),
-        (("--covariance", "tied", "--epochs", "1", "--refine", "3"), 5, "1 of at most 1 epochs and 3 refining steps"),
+        (("--covariance", "tied", "--epochs", "1", "--refine", "3"), 3, "1 of at most 1 epochs and 3 refining steps"),
     ],
 )
 def test_a_killed_fit_resumes_with_the_same_command_and_says_from_where(
