@@ -70,19 +70,6 @@ def test_any_block_of_a_model_with_cls_and_registers_is_explained_by_every_metho
     assert "color: agi, done before" in pace(capsys, *tiny, "--methods", methods, *few, "--out", "found")[2]
 
 
-def test_a_benchmark_from_before_there_was_a_choice_is_repeated_with_cls(tiny, tmp_path, capsys):
-    assert pace(capsys, *tiny, "--methods", "majority", "--cls", "--out", "old")[0] == 0
-    file = tmp_path / "old" / "run.json"
-    record = json.loads(file.read_text())
-    assert record["configuration"].pop("cls") is True
-    file.write_text(json.dumps(record))
-    for options, counted in (([], True), (["--no-cls"], False)):
-        code, out, _ = pace(capsys, "--config", file, *options, "--json", "--out", f"again-{counted}")
-        assert code == 0
-        assert json.loads(out)["configuration"]["cls"] is counted
-        assert json.loads(out)["results"]["about"]["color"]["backbone"]["count_cls"] is counted
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -95,7 +82,7 @@ def test_a_benchmark_from_before_there_was_a_choice_is_repeated_with_cls(tiny, t
             "error: options for 'em', which is not among the methods pace, kmeans; add em=pace, say, to them",
         ),
         (["--add", "nowhere"], "error: nowhere: no such results"),
-        (["--limit", "2"], "error: limit: expected 4 images or more"),
+        (["--limit", "2"], "error: --limit: expected 4 images or more"),
     ],
 )
 def test_mistakes_get_one_line(tiny, options, message, capsys, monkeypatch):
@@ -110,8 +97,8 @@ def test_mistakes_get_one_line(tiny, options, message, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--normalize", "half"], "error: normalize: the ViT shipped for Color has its own; leave it out, or name"),
-        (["--layer-decay", "0.7"], "error: layer_decay: the ViT shipped for Color is not fine-tuned; leave it out"),
+        (["--normalize", "half"], "error: --normalize: the ViT shipped for Color has its own; leave it out, or name"),
+        (["--layer-decay", "0.7"], "error: --layer-decay: the ViT shipped for Color is not fine-tuned; leave it out"),
     ],
 )
 def test_what_does_nothing_to_the_shipped_vit_is_refused(option, message, tmp_path, monkeypatch, capsys):

@@ -90,7 +90,7 @@ def benchmark(
 
     if limit is None and device.type == "cpu":
         limit = _CPU_LIMIT
-        complain("note", f"on a CPU, {limit} images of each split are used; --limit 0 uses all")
+        complain("note", f"on a CPU at most {limit} images of each split are used; --limit 0 uses all")
     recipe = benchmarks.Recipe(
         backbone,
         how.architecture,
