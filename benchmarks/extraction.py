@@ -35,8 +35,8 @@ from torch import Tensor
 from pace.atomic import write_atomically
 from pace.backbones import Backbone
 from pace.images import Folder, ImageSet, PreprocessingLike
-from pace.observing.extract import observe
-from pace.observing.pipeline import Team, decoded, fresh
+from pace.images.loading import decoded
+from pace.observing.extract import new_memory, observe
 from pace.observing.store import SHARD_BYTES
 
 _DIFFERENT = 64  # pictures; a decoder does not mind seeing one again
@@ -96,7 +96,7 @@ def main() -> None:
 
         ways = {
             _BARE: Way(images, lambda count: forward(model, count, batch_size, (height, width))),
-            _MEMORY: Way(images, lambda count: fill(count, batch_size, tokens, dtype, gpu)),
+            _MEMORY: Way(images, lambda count: fill(count, batch_size, tokens, dtype)),
             _DECODING: Way(
                 files, lambda count: decode(pictures, count, backbone.preprocessing, batch_size, options.workers, gpu)
             ),
@@ -151,13 +151,12 @@ def forward(model: torch.nn.Module, images: int, batch_size: int, size: tuple[in
             model(batch[: images - start])
 
 
-def fill(images: int, batch_size: int, tokens: tuple[int, int], dtype: torch.dtype, gpu: bool) -> Tensor:
+def fill(images: int, batch_size: int, tokens: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """One batch of embeddings into memory again and again, as extraction does it, without a model."""
     batch = torch.zeros(batch_size, *tokens, dtype=dtype)
-    room = fresh((images, *tokens), dtype)
-    with Team(for_gpu=gpu) as team:
-        for part in room.split(batch_size):
-            team.copy(part, batch[: len(part)])
+    room = new_memory((images, *tokens), dtype)
+    for part in room.split(batch_size):
+        part.copy_(batch[: len(part)])
     return room
 
 

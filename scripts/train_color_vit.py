@@ -1,7 +1,7 @@
 """Train the demo's vision transformer: ``python scripts/train_color_vit.py src/pace/backbones/color_vit.safetensors``.
 
 It learns to tell the two classes of Color apart and nothing else. The paper's perturbation is the augmentation, so that its
-predictions survive the perturbation as far as the classes themselves do. A killed run goes on where it was.
+predictions survive the perturbation as far as the classes themselves do. An interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import argparse
 import os
 
 from pace.backbones import finetune
-from pace.backbones.color_vit import SIZE
+from pace.backbones.color_vit import SIZE, new_model
 from pace.backbones.finetuning import Finetuned
-from pace.demo import new_model
 from pace.images import Color, Perturbation
 
 # No image of the demo was trained on: its own seeds are small numbers.

@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
-    """Put the pieces at `path`, all or nothing, and on the disk before returning."""
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Write the data to `path`, all or nothing, and have it on the disk before returning."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

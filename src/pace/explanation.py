@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_SHOWN = 1e-3  # part of an image's largest share below which a concept is not in it: what its prior alone gives is less
+_SHOWN = 1e-3  # of an image's largest share; a concept with less is in the image only because of its prior
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,16 +51,16 @@ class Explanation:
         return np.argsort(-self.theta[self._index(image)], kind="stable")[:n]
 
     def shown_concepts(self, image: int, n: int | None = None) -> Array:
-        """The concepts that an image shows, largest share first, and at most n of them.
+        """The concepts that an image shows, largest share first, at most n.
 
-        One with less than a thousandth of the largest share is there by its prior alone.
+        A concept with less than a thousandth of the largest share is there only because of its prior.
         """
         order = self.top_concepts(image, self.n_concepts)
         found: Array = order[_is_shown(self.theta[self._index(image)])[order]][:n]
         return found
 
     def patch_map(self, image: int, concept: int) -> Array:
-        """φ of one concept over an image, laid out as the patches are (rows, columns)."""
+        """φ of one concept over an image, laid out like the patches (rows, columns)."""
         phi, grid = self._patches()
         if not -self.n_concepts <= concept < self.n_concepts:
             raise IndexError(f"concept {concept} of {self.n_concepts}")
@@ -68,9 +68,9 @@ class Explanation:
         return tokens.reshape(grid)
 
     def aggregate(self, factor: int = 2) -> Explanation:
-        """The same explanation with the φ of `factor` x `factor` neighbouring patches averaged; prefix tokens are left out.
+        """The same explanation with φ averaged over blocks of `factor` x `factor` patches, without prefix tokens.
 
-        Patches at the edge of a grid that `factor` does not divide are averaged over those there are.
+        Where `factor` does not divide the grid, blocks at the edge are smaller.
         """
         phi, (rows, columns) = self._patches()
         if factor < 1:
@@ -84,7 +84,7 @@ class Explanation:
         return replace(self, phi=means.reshape(len(self), -1, self.n_concepts), grid=grid, prefix_tokens=0)
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
-        """The explanation of some of the images; of one, for an integer."""
+        """The explanation of some of the images, or of one."""
         if isinstance(images, (int, np.integer)):
             images = [self._index(int(images))]
         phi = None if self.phi is None else self.phi[images]
@@ -95,11 +95,6 @@ class Explanation:
         shown = int(_is_shown(self.theta).any(0).sum()) if len(self) else self.n_concepts
         concepts = f"{self.n_concepts}" if shown == self.n_concepts else f"{shown} of {self.n_concepts}"
         return f"Explanation({len(self)} images, {concepts} concepts, {level})"
-
-    def _repr_png_(self) -> bytes | None:
-        from pace.notebook import explanation_png
-
-        return explanation_png(self)
 
     def _repr_html_(self) -> str:
         from pace.notebook import explanation_html
@@ -120,7 +115,7 @@ class Explanation:
 
 
 def _is_shown(theta: Array) -> Array:
-    """Whether an image shows a concept (…, K). Attributions of other methods may be negative; their size counts."""
+    """Whether an image shows a concept (…, K). Other methods' attributions may be negative: their size counts."""
     size = np.abs(theta)
     found: Array = size >= _SHOWN * size.max(-1, keepdims=True)
     return found

@@ -1,9 +1,8 @@
-"""What a transformer says about a set of images: the one type between backbones and the model."""
+"""What a transformer computes for a set of images: the one data type between backbones and the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Anything with `shape` and slicing: a numpy array (memory-mapped or not), a tensor, a lazily read store.
+# Anything with `shape` and slicing: a numpy array (memory-mapped or not), a tensor, an array in a store.
 ArrayLike = Any
 
-_CHECK_VALUES = 1 << 24  # values looked at together when input is checked, so that checking needs little memory
+_CHECK_VALUES = 1 << 24  # values checked at a time, so that checking needs little memory
 
 
 class Batch(NamedTuple):
@@ -24,83 +23,85 @@ class Batch(NamedTuple):
     attention: Tensor
     predictions: Tensor | None
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same function applied to each of the tensors."""
+        predictions = None if self.predictions is None else change(self.predictions)
+        return Batch(change(self.embeddings), change(self.attention), predictions)
 
-@dataclass(frozen=True, eq=False, repr=False)
+
 class Observations:
-    """Token embeddings, CLS attention and predictions of M images, as PACE reads them.
+    """Token embeddings, CLS attention and predictions of M images: what PACE is fitted to.
 
     Arrays may be numpy, torch, or anything with ``shape`` and slicing; they are kept as given and read in batches.
 
     Parameters
     ----------
     embeddings : (M, J, d)
-        Token embeddings e_mj of one layer. J counts the prefix tokens that are kept (CLS, if any).
+        Token embeddings e_mj of one layer. J includes the prefix tokens that are counted (CLS, if any).
     attention : (M, J)
-        Attention a_mj of CLS to every token, mean over heads. Not negative; only its proportions within an image count.
+        Attention a_mj of CLS to every token, mean over heads. Not negative; only proportions within an image matter.
     predictions : (M, N), optional
         The transformer's own output distribution ŷ_m (probabilities, not logits). Without it there is no L_f.
     grid : (rows, columns), optional
-        Layout of the patch tokens, row by row. Needed for everything that is shown on an image.
+        Layout of the patch tokens, row by row. Needed for everything that is drawn on an image.
     prefix_tokens : int
         Tokens before the first patch (1 when CLS is counted, as in the paper).
+    check : bool
+        False skips the check of the values, which reads all of them: for arrays that were checked before.
     """
 
-    embeddings: ArrayLike
-    attention: ArrayLike
-    predictions: ArrayLike | None = None
-    grid: tuple[int, int] | None = None
-    prefix_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("embeddings", "attention", "predictions"):
-            value = getattr(self, name)
-            if isinstance(value, Tensor):
-                object.__setattr__(self, name, value.detach())
-            elif value is not None and not (hasattr(value, "shape") and hasattr(value, "__getitem__")):
-                object.__setattr__(self, name, np.asarray(value))
-        if self.grid is not None:
-            if np.shape(self.grid) != (2,):
-                raise ValueError(f"grid: expected (rows, columns); found {self.grid!r}")
-            object.__setattr__(self, "grid", (int(self.grid[0]), int(self.grid[1])))
+    def __init__(
+        self,
+        embeddings: ArrayLike,
+        attention: ArrayLike,
+        predictions: ArrayLike | None = None,
+        grid: tuple[int, int] | None = None,
+        prefix_tokens: int = 0,
+        *,
+        check: bool = True,
+    ) -> None:
+        self.embeddings, self.attention = _as_array(embeddings), _as_array(attention)
+        self.predictions = None if predictions is None else _as_array(predictions)
+        if grid is not None and np.shape(grid) != (2,):
+            raise ValueError(f"grid: expected (rows, columns); found {grid!r}")
+        self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
+        self.prefix_tokens = prefix_tokens
         self._check_shapes()
-        self._check_values()
+        if check:
+            self._check_values()
 
     def _check_shapes(self) -> None:
         shape = tuple(self.embeddings.shape)
         if len(shape) != 3 or 0 in shape:
             raise ValueError(f"embeddings: expected shape (images, tokens, dimensions), none of them 0; found {shape}")
-        if tuple(self.attention.shape) != shape[:2]:
-            raise ValueError(
-                f"attention: expected shape {shape[:2]} to match embeddings {shape}; found {tuple(self.attention.shape)}"
-            )
+        images, tokens = shape[:2]
+        found = tuple(self.attention.shape)
+        if found != (images, tokens):
+            raise ValueError(f"attention: expected shape {shape[:2]} to match embeddings {shape}; found {found}")
         if self.predictions is not None:
             found = tuple(self.predictions.shape)
-            if len(found) != 2 or found[0] != shape[0] or found[1] == 0:
-                raise ValueError(f"predictions: expected shape ({shape[0]}, classes); found {found}")
-        if not 0 <= self.prefix_tokens < shape[1]:
+            if len(found) != 2 or found[0] != images or found[1] == 0:
+                raise ValueError(f"predictions: expected shape ({images}, classes); found {found}")
+        if not 0 <= self.prefix_tokens < tokens:
             raise ValueError(
-                f"prefix_tokens: expected 0 to {shape[1] - 1} for {shape[1]} tokens; found {self.prefix_tokens}"
+                f"prefix_tokens: expected 0 to {tokens - 1} for {tokens} tokens; found {self.prefix_tokens}"
             )
-        if self.grid is not None and self.grid[0] * self.grid[1] + self.prefix_tokens != shape[1]:
-            rows, columns = self.grid
-            raise ValueError(
-                f"grid: {rows} x {columns} patches and {self.prefix_tokens} prefix tokens make "
-                f"{rows * columns + self.prefix_tokens} tokens, but embeddings have {shape[1]}"
-            )
+        if self.grid is not None and (made := self.grid[0] * self.grid[1] + self.prefix_tokens) != tokens:
+            patches = f"{self.grid[0]} x {self.grid[1]} patches and {self.prefix_tokens} prefix tokens"
+            raise ValueError(f"grid: {patches} make {made} tokens, but embeddings have {tokens}")
 
     def _check_values(self) -> None:
-        step = max(1, _CHECK_VALUES // (self.n_tokens * self.dim))
-        for start in range(0, len(self), step):
-            batch = self.batch(slice(start, start + step))
-            _refuse(~torch.isfinite(batch.embeddings), start, "embeddings", "is NaN or infinite")
-            _refuse(~torch.isfinite(batch.attention), start, "attention", "is NaN or infinite")
-            _refuse(batch.attention < 0, start, "attention", "is negative")
-            _refuse(batch.attention.float().sum(1) <= 0, start, "attention", "is zero for every token")
-            if batch.predictions is not None:
-                _refuse(~torch.isfinite(batch.predictions), start, "predictions", "is NaN or infinite")
-                off = (batch.predictions.float().sum(1) - 1).abs() > 0.02  # float16 rounds sums this far
-                off |= (batch.predictions < -1e-6).any(1)
-                _refuse(off, start, "predictions", "is not a distribution; pass probabilities, not logits")
+        size = max(1, _CHECK_VALUES // (self.n_tokens * self.dim))
+        for part, (embeddings, attention, predictions) in self.batches(size):
+            _refuse(~torch.isfinite(embeddings), part.start, "embeddings", "is NaN or infinite")
+            _refuse(~torch.isfinite(attention), part.start, "attention", "is NaN or infinite")
+            _refuse(attention < 0, part.start, "attention", "is negative")
+            _refuse(attention.float().sum(1) <= 0, part.start, "attention", "is zero for every token")
+            if predictions is not None:
+                _refuse(~torch.isfinite(predictions), part.start, "predictions", "is NaN or infinite")
+                off = (predictions.float().sum(1) - 1).abs() > 0.02  # rounding to float16 moves sums this far
+                off |= (predictions < -1e-6).any(1)
+                _refuse(off, part.start, "predictions", "is not a distribution; pass probabilities, not logits")
 
     def __len__(self) -> int:
         return int(self.embeddings.shape[0])
@@ -129,22 +130,10 @@ class Observations:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Batch:
-        """Some images as tensors; nothing is copied that need not be."""
-
-        def take(array: ArrayLike) -> Tensor:
-            part = array[images]
-            if not isinstance(part, Tensor):
-                part = np.asarray(part)
-                native = part.astype(part.dtype.newbyteorder("="), copy=False)
-                # What torch cannot share is copied: read-only memory maps, negative strides.
-                shared = native.flags.writeable and min(native.strides, default=0) >= 0
-                part = torch.from_numpy(native if shared else native.copy())
-            if not part.is_floating_point():
-                part = part.to(torch.float32)
-            return part.to(device=device, dtype=dtype)
-
-        predictions = None if self.predictions is None else take(self.predictions)
-        return Batch(take(self.embeddings), take(self.attention), predictions)
+        """Some images as tensors, copied only where necessary."""
+        predictions = None if self.predictions is None else _as_tensor(self.predictions[images])
+        batch = Batch(_as_tensor(self.embeddings[images]), _as_tensor(self.attention[images]), predictions)
+        return batch.map(lambda part: part.to(device=device, dtype=dtype))
 
     def batches(
         self, size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -155,24 +144,39 @@ class Observations:
             yield part, self.batch(part, device, dtype)
 
     def __getitem__(self, images: int | slice | Sequence[int] | npt.NDArray[np.integer]) -> Observations:
-        """The same observations for some of the images; of one image, for an integer."""
+        """Observations of some of the images; an integer selects one image."""
         if isinstance(images, (int, np.integer)):
             index = int(images)
             if not -len(self) <= index < len(self):
                 raise IndexError(f"image {index} of {len(self)}")
             images = slice(index % len(self), index % len(self) + 1)
-        part = object.__new__(Observations)  # what was checked once is not checked again
-        for name in ("embeddings", "attention", "predictions"):
-            value = getattr(self, name)
-            object.__setattr__(part, name, None if value is None else value[images])
-        object.__setattr__(part, "grid", self.grid)
-        object.__setattr__(part, "prefix_tokens", self.prefix_tokens)
-        return part
+        predictions = None if self.predictions is None else self.predictions[images]
+        return Observations(
+            self.embeddings[images], self.attention[images], predictions, self.grid, self.prefix_tokens, check=False
+        )
 
     def __repr__(self) -> str:
         classes = f"{self.n_classes} classes" if self.n_classes else "no predictions"
         grid = f"{self.grid[0]} x {self.grid[1]}" if self.grid else "no grid"
         return f"Observations({len(self)} images, {self.n_tokens} tokens ({grid}), d = {self.dim}, {classes})"
+
+
+def _as_array(value: ArrayLike) -> ArrayLike:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return value if hasattr(value, "shape") and hasattr(value, "__getitem__") else np.asarray(value)
+
+
+def _as_tensor(values: ArrayLike) -> Tensor:
+    if isinstance(values, Tensor):
+        part = values
+    else:
+        array = np.asarray(values)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        # torch cannot share read-only memory (memory maps) or negative strides.
+        shareable = array.flags.writeable and min(array.strides, default=0) >= 0
+        part = torch.from_numpy(array if shareable else array.copy())
+    return part if part.is_floating_point() else part.to(torch.float32)
 
 
 def _refuse(wrong: Tensor, start: int, field: str, what: str) -> None:

@@ -1,4 +1,4 @@
-"""One progress bar for everything that may take longer than a second."""
+"""A progress bar for everything that may take longer than a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-_PATIENCE = 1.0  # seconds of silence
+_PATIENCE = 1.0  # seconds before the bar appears
 
 
 class Advance(Protocol):
@@ -16,17 +16,15 @@ class Advance(Protocol):
 
 
 def announce(step: str, show: bool | None = None) -> None:
-    """One line on standard error for a step that has no bar: on a terminal, or if `show` is True."""
+    """A line on standard error for a step without a bar: on a terminal, or if `show` is True."""
     if sys.stderr.isatty() if show is None else show:
         print(f"{step} …", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress(title: str, total: int | None, show: bool | None = None, done: int = 0) -> Iterator[Advance]:
-    """`advance(steps, note)` for the body: a bar on standard error, after a second on a terminal, at once if `show` is True.
-
-    `done` steps of the total are behind it already.
-    """
+    """A bar on standard error, moved by ``advance(steps, note)``: at once if `show` is True, by default on a terminal
+    after a second. `done` of the steps were done before."""
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda steps=1, note="": None
         return

@@ -8,12 +8,11 @@ from pace.demo import run
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("demo") / "run", n_per_class=100, progress=False)
+    return run(tmp_path_factory.mktemp("demo") / "run", n_per_class=50, progress=False)
 
 
 def test_the_run_folder_holds_the_report_the_model_the_scores_and_the_figures(result):
-    page = result.report.read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>") or page.startswith("<!DOCTYPE html>")
+    assert result.report.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert PACE.load(result.folder / "model.safetensors").n_concepts == 5
     record = json.loads((result.folder / "scores.json").read_text(encoding="utf-8"))
     assert record["settings"]["seed"] == 0
@@ -21,38 +20,15 @@ def test_the_run_folder_holds_the_report_the_model_the_scores_and_the_figures(re
     assert len(result.figures) == 5
 
 
-def test_every_desideratum_and_what_exposes_it_is_scored(result):
-    expected = {
-        "faithfulness",
-        "stability",
-        "sparsity",
-        "levels",
-        "n_concepts",
-        "stability_ratio",
-        "effective_concepts",
-        "concepts_per_image",
-        "colour_recovery",
-    }
-    assert expected <= set(result.scores)
-    assert result.scores["faithfulness"].value == 1
-
-
 def test_each_colour_and_black_is_a_concept_of_its_own(result):
+    assert result.scores["faithfulness"].value == 1
     assert result.scores["colour_accuracy"].value > 0.9  # a colour without a concept of its own costs more
     assert result.scores["effective_concepts"].value > 4
 
 
-def test_concepts_are_nearly_as_steady_as_the_true_colours(result):
+def test_concepts_are_nearly_as_stable_as_the_true_colours_which_are_scored_beside_them(result):
     assert result.scores["stability"].value < 1.25 * result.true_colour_stability
-
-
-def test_what_the_true_colours_would_score_stands_beside_the_stability(result):
     assert result.scores["stability_true_colours"].value == result.true_colour_stability
-
-
-def test_the_same_seed_gives_the_same_scores(result, tmp_path):
-    again = run(tmp_path / "again", n_per_class=100, progress=False)
-    assert again.scores.as_dict() == result.scores.as_dict()
 
 
 def test_fewer_concepts_than_colours_are_refused_before_anything_is_written(tmp_path):

@@ -1,9 +1,6 @@
 """Little datasets in the official layouts, made on the spot."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from tiny_images import write_image
 
 
 @pytest.fixture
-def flower_root(tmp_path: Path) -> Path:
+def flower_root(tmp_path):
     """Ten images; image i has grey value 10 i and label (i mod 3) + 1."""
     root = tmp_path / "flowers-102"
     for number in range(1, 11):
@@ -24,24 +21,16 @@ def flower_root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cars_root(tmp_path: Path) -> Path:
+def cars_root(tmp_path):
     root = tmp_path / "stanford_cars"
     for split, count in (("train", 3), ("test", 2)):
         for number in range(1, count + 1):
             write_image(root / f"cars_{split}" / f"{number:05d}.jpg", 40 * number)
 
-    def annotations(labels: list[int]) -> dict[str, object]:
-        kinds = [
-            ("bbox_x1", int),
-            ("bbox_y1", int),
-            ("bbox_x2", int),
-            ("bbox_y2", int),
-            ("class", int),
-            ("fname", object),
-        ]
-        rows = np.zeros((1, len(labels)), dtype=kinds)
+    def annotations(labels):
+        rows = np.zeros((1, len(labels)), dtype=[("bbox_x1", int), ("class", int), ("fname", object)])
         for number, label in enumerate(labels):
-            rows[0, number] = (1, 1, 3, 3, label, f"{number + 1:05d}.jpg")
+            rows[0, number] = (1, label, f"{number + 1:05d}.jpg")
         return {"annotations": rows}
 
     (root / "devkit").mkdir()
@@ -53,15 +42,11 @@ def cars_root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cub_root(tmp_path: Path) -> Path:
+def cub_root(tmp_path):
     """Four images of two classes, two parts; image i has its parts at (i, 10 i) and (i + 0.5, 0)."""
     root = tmp_path / "CUB_200_2011"
-    paths = [
-        "001.Black_footed_Albatross/a.jpg",
-        "001.Black_footed_Albatross/b.jpg",
-        "002.Mc.Auk/c.jpg",
-        "002.Mc.Auk/d.jpg",
-    ]
+    classes = ["001.Black_footed_Albatross", "002.Mc.Auk"]
+    paths = [f"{classes[0]}/a.jpg", f"{classes[0]}/b.jpg", f"{classes[1]}/c.jpg", f"{classes[1]}/d.jpg"]
     for number, path in enumerate(paths, start=1):
         write_image(root / "images" / path, 40 * number)
     (root / "parts").mkdir()

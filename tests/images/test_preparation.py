@@ -1,7 +1,5 @@
 """Preparing images as the libraries' own transforms do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +19,7 @@ class Wanted:
     std: tuple[float, float, float] = (0.5, 0.25, 0.2)
 
 
-def photo(height: int, width: int) -> torch.Tensor:
+def photo(height, width):
     """A smooth image with some detail."""
     coarse = torch.rand(1, 3, max(2, height // 6), max(2, width // 6), generator=torch.Generator().manual_seed(0))
     image = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)[0]
@@ -29,11 +27,9 @@ def photo(height: int, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("ratio", [0.875, 0.9, 1.0])
-@pytest.mark.parametrize("size", [(100, 75), (75, 101), (20, 27), (64, 64)])
-def test_resize_and_crop_equal_torchvision_on_pillow_images(
-    interpolation: str, ratio: float, size: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize("ratio", [0.875, 1.0])
+@pytest.mark.parametrize("size", [(100, 75), (20, 27), (64, 64)])
+def test_resize_and_crop_equal_torchvision_on_pillow_images(interpolation, ratio, size):
     from torchvision.transforms import v2
 
     image = photo(*size)
@@ -45,28 +41,28 @@ def test_resize_and_crop_equal_torchvision_on_pillow_images(
     assert (found * 255 - pipeline(image)).abs().max() <= 2.01  # two steps of 255; Pillow rounds between its two passes
 
 
-def test_squash_equals_a_plain_resize() -> None:
+def test_squash_equals_a_plain_resize():
     image = photo(50, 90)
     found = prepare(image, Wanted(size=(24, 36), crop_ratio=None, interpolation="bilinear"))
     expected = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((36, 24), Image.Resampling.BILINEAR)
     assert np.abs(found.permute(1, 2, 0).numpy() * 255 - np.asarray(expected).astype(float)).max() <= 1.01
 
 
-def test_an_image_of_the_right_size_is_untouched() -> None:
+def test_an_image_of_the_right_size_is_untouched():
     image = photo(32, 32)
     assert torch.equal(prepare(image, Wanted(crop_ratio=1.0)), image.float() / 255)
     assert torch.equal(prepare(image, Wanted(crop_ratio=None)), image.float() / 255)
 
 
-@pytest.mark.parametrize("size", [(32, 48), (48, 32), (30, 31)])
-@pytest.mark.parametrize("image_size", [(40, 300), (300, 40), (7, 7), (1, 1)])
-def test_any_image_fills_any_target(size: tuple[int, int], image_size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(32, 48), (30, 31)])
+@pytest.mark.parametrize("image_size", [(40, 300), (300, 40), (1, 1)])
+def test_any_image_fills_any_target(size, image_size):
     found = prepare(photo(*image_size), Wanted(size=size))
     assert found.shape == (3, *size)
     assert 0 <= found.min() <= found.max() <= 1
 
 
-def test_float_images_are_prepared_alike_and_stay_in_range() -> None:
+def test_float_images_are_prepared_alike_and_stay_in_range():
     image = photo(70, 90)
     whole, real = prepare(image, Wanted()), prepare(image.float() / 255, Wanted())
     assert (whole - real).abs().max() < 2 / 255
@@ -76,7 +72,7 @@ def test_float_images_are_prepared_alike_and_stay_in_range() -> None:
 
 
 @pytest.mark.parametrize("wanted", [Wanted(), Wanted(crop_ratio=None), Wanted(size=(24, 40), crop_ratio=1.0)])
-def test_points_move_with_the_pixels(wanted: Wanted) -> None:
+def test_points_move_with_the_pixels(wanted):
     image = torch.zeros(3, 120, 90, dtype=torch.uint8)
     image[:, 50:60, 40:50] = 255  # centred on x = 45, y = 55
     x, y = prepare_points(torch.tensor([[45.0, 55.0]]), (120, 90), wanted)[0].tolist()
@@ -86,7 +82,7 @@ def test_points_move_with_the_pixels(wanted: Wanted) -> None:
     assert (mass.sum(0) @ columns / mass.sum()).item() == pytest.approx(x, abs=0.1)
 
 
-def test_normalize_uses_mean_and_std_of_each_channel() -> None:
+def test_normalize_uses_mean_and_std_of_each_channel():
     batch = torch.rand(2, 3, 4, 5)
     found = normalize(batch, Wanted())
     torch.testing.assert_close(found[:, 1], (batch[:, 1] - 0.4) / 0.25)
@@ -102,11 +98,11 @@ def test_normalize_uses_mean_and_std_of_each_channel() -> None:
         (torch.zeros(3, 8, 8), Wanted(crop_ratio=1.5), "crop_ratio: expected above 0 and at most 1"),
     ],
 )
-def test_wrong_input_says_what_would_work(image: torch.Tensor, wanted: Wanted, message: str) -> None:
+def test_wrong_input_says_what_would_work(image, wanted, message):
     with pytest.raises(ValueError, match=message):
         prepare(image, wanted)
 
 
-def test_normalize_refuses_whole_numbers() -> None:
+def test_normalize_refuses_whole_numbers():
     with pytest.raises(ValueError, match=r"batch: expected floats of shape \(…, 3, H, W\); found torch.uint8"):
         normalize(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), Wanted())

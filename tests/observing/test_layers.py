@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from pace import Observations
 from pace.backbones import Backbone, Look, Preprocessing
-from pace.baselines.everytoken import EveryToken
+from pace.baselines import EveryToken
 from pace.images import Color
 from pace.observations import Batch
 from pace.observing import layers

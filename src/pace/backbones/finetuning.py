@@ -122,7 +122,7 @@ def finetune(
     trainer = Trainer(tower, settings, len(train))
     history = files.restore(trainer)
     if len(history) < epochs:
-        pixels, unseen = (Pixels(part, tower.preprocessing, workers) for part in (train, held_out))
+        pixels, unseen = (Pixels(part, tower.preprocessing, where, workers) for part in (train, held_out))
         labels, true = (torch.as_tensor(part.labels) for part in (train, held_out))
         with progress_bar("fine-tuning", epochs * len(train), progress, len(history) * len(train)) as advance:
             for epoch in range(len(history), epochs):

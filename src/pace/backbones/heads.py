@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pace.atomic import write_atomically
 from pace.backbones.backbone import Backbone
-from pace.backbones.batches import Pixels, as_floats
+from pace.backbones.batches import Pixels
 from pace.images import ImageSet, normalize
 from pace.progress import progress
 
@@ -58,12 +58,11 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int = 64) -> nn.
     """A linear classifier from the model's pooled features to the labels of `images`."""
     if images.labels is None:
         raise ValueError("probe: needs labels; expected a dataset or a folder of class folders")
-    pixels = Pixels(images, backbone.preprocessing, keep=False)
+    pixels = Pixels(images, backbone.preprocessing, backbone.device, keep=False)
     features = []
     with progress("computing features", len(images)) as advance:
         for rows, batch in pixels.batches(range(len(images)), batch_size):
-            normalized = normalize(as_floats(batch, backbone.device), backbone.preprocessing)
-            features.append(backbone.pooled(normalized).cpu())
+            features.append(backbone.pooled(normalize(batch, backbone.preprocessing)).cpu())
             advance(len(rows))
     return linear_probe(torch.cat(features), images.labels).to(backbone.device)
 

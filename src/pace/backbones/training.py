@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.backbones.batches import Pixels, as_floats
+from pace.backbones.batches import Pixels
 from pace.backbones.tower import Tower
 from pace.images import Perturb, normalize
 from pace.progress import Advance
@@ -99,9 +99,8 @@ class Trainer:
         self.model.train()
         with torch.random.fork_rng(devices):  # dropout and stochastic depth draw from the global generator
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
-            for rows, pixels in train.batches(order, self._settings.batch_size):
+            for rows, batch in train.batches(order, self._settings.batch_size):
                 numbers = torch.as_tensor(rows)
-                batch = as_floats(pixels, self.device)
                 batch = batch if augment is None else augment(batch, numbers + epoch * count)
                 total += self._update(batch, labels[numbers].to(self.device)) * len(rows)
                 advance(len(rows))
@@ -135,9 +134,9 @@ class Trainer:
         self.model.eval()
         right = torch.zeros((), device=self.device)
         loss = torch.zeros((), device=self.device)
-        for rows, pixels in held_out.batches(range(len(labels)), self._settings.batch_size):
+        for rows, batch in held_out.batches(range(len(labels)), self._settings.batch_size):
             expected = labels[rows[0] : rows[-1] + 1].to(self.device)
-            logits = self._forward(as_floats(pixels, self.device))
+            logits = self._forward(batch)
             loss += F.cross_entropy(logits, expected, reduction="sum")
             right += (logits.argmax(-1) == expected).sum()
         return float(loss) / len(labels), float(right) / len(labels)

@@ -1,18 +1,9 @@
-"""The embedded default: Color images made on the spot, a small vision transformer that tells their classes apart, and PACE.
+"""PACE from beginning to end on Color images made on the spot and the small vision transformer that is shipped.
 
-Needs no data, no network and no weights beyond the ones shipped here, which ``scripts/train_color_vit.py`` trained.
+Needs no data and no network.
 """
 
-from pace.backbones.color_vit import class_names, load_model, new_model
+from pace.backbones.color_vit import load_model
 from pace.demo.running import DemoResult, run
-from pace.demo.truth import stability_of_true_colours, true_colours
 
-__all__ = [
-    "DemoResult",
-    "class_names",
-    "load_model",
-    "new_model",
-    "run",
-    "stability_of_true_colours",
-    "true_colours",
-]
+__all__ = ["DemoResult", "load_model", "run"]

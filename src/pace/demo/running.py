@@ -6,8 +6,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -19,7 +17,6 @@ import torch
 from pace import __version__
 from pace.atomic import write_atomically
 from pace.backbones.color_vit import LAYER, SIZE, load_model
-from pace.demo.truth import stability_of_true_colours, true_colours
 from pace.explainer import PACE
 from pace.images import Color, Perturbation
 from pace.metrics import Score, Scores
@@ -49,44 +46,104 @@ def run(
     n_concepts: int = N_CONCEPTS,
     progress: bool | None = None,
 ) -> DemoResult:
-    """Make Color images, let the shipped transformer look at them, learn its concepts, judge them, and write a report.
+    """Make Color images, run the shipped transformer on them, learn its concepts, score them, and write a report.
 
     Parameters
     ----------
     folder
-        Where everything goes; it is made if it is not there.
+        Where everything goes; it is made if it does not exist.
     seed
         Of the images, the perturbations and PACE.
     n_per_class
-        Images of each class; four fifths are learned from, one fifth is judged and shown.
+        Images of each class; four fifths are learned from, one fifth is scored and shown.
     n_concepts
         K. Color has five colours; with many more concepts than that each colour is split into several.
     progress
-        Show bars; by default only on a terminal, for what takes longer than a second.
+        Show progress bars; by default only on a terminal, for what takes longer than a second.
     """
     if n_concepts < N_CONCEPTS:
         raise ValueError(f"n_concepts: expected at least {N_CONCEPTS}, one for each colour; found {n_concepts}")
-    began = time.monotonic()
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    with _one_thread():
-        return _run(folder, began, seed, n_per_class, n_concepts, progress)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tensors here are too small for more threads to help, and on a busy machine threads that wait for each other
-    take many times as long."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(
+        1
+    )  # the tensors are too small for more to help; on a busy machine, more are many times slower
     try:
         with import_module("threadpoolctl").threadpool_limits(1):
-            yield
+            return _run(folder, seed, n_per_class, n_concepts, progress)
     finally:
         torch.set_num_threads(threads)
 
 
-def _true_colours(stability: float) -> Score:
+def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: bool | None) -> DemoResult:
+    began = time.monotonic()
+    announce("making the images and loading the transformer", progress)
+    from pace.backbones import Backbone
+    from pace.baselines import TrueColors
+    from pace.metrics import evaluate, stability
+    from pace.metrics.ground_truth import seen_colors, true_colors
+    from pace.observing.extract import observe_pair
+    from pace.showing.report import write_report
+
+    train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
+    backbone = Backbone(load_model(), layer=LAYER)
+    announce(f"running the transformer on {len(train) + len(test)} images, as they are and perturbed", progress)
+    # Another seed, so that train and test images of the same number are not perturbed alike.
+    learned, learned_perturbed = observe_pair(backbone, train, perturb=Perturbation(seed + 1), progress=progress)
+    perturb = Perturbation(seed)
+    seen, seen_perturbed = observe_pair(backbone, test, perturb=perturb, progress=progress)
+
+    announce(f"learning {n_concepts} concepts", progress)
+    model = PACE(n_concepts, seed=seed, progress=progress).fit(learned, perturbed=learned_perturbed)
+    announce("scoring them on images they have not seen", progress)
+    known = backbone.preprocessing, backbone.grid(SIZE, SIZE)
+    colours = true_colors(test, *known)
+    scores = evaluate(model, learned, seen, seen_perturbed, colours=colours, seed=seed)
+    answer = TrueColors([(seen, colours), (seen_perturbed, seen_colors(test, *known, perturb))], n_concepts)
+    reference = stability(answer.explain(seen).theta, answer.explain(seen_perturbed).theta)
+    scores = Scores([*scores.values(), _reference_score(reference)], scores.warnings)
+
+    announce("writing the report and the figures", progress)
+    model.save(folder / "model.safetensors")
+    pixels = torch.stack([test[index] for index in range(len(test))]).float() / 255
+    shown: dict[str, Any] = {"images": test, "observations": seen, "preprocessing": backbone.preprocessing}
+    report = write_report(
+        folder / "report.html",
+        model,
+        **shown,
+        perturbed=seen_perturbed,
+        perturbed_images=perturb(pixels, range(len(test))),
+        scores=scores,
+        title="Color: what a small vision transformer sees",
+    )
+    drawn = _draw_figures(folder / "figures", model, shown)
+    seconds = time.monotonic() - began
+    record = {
+        "settings": {"n_per_class": n_per_class, "layer": LAYER, "n_concepts": n_concepts, "seed": seed},
+        "versions": {"pace": __version__, **{name: version(name) for name in ("torch", "timm", "numpy")}},
+        "seconds": round(seconds, 1),
+        "true_colour_stability": reference,
+        **scores.as_dict(),
+    }
+    write_atomically(folder / "scores.json", json.dumps(record, indent=1).encode())
+    return DemoResult(folder, report, drawn, model, scores, reference, seconds)
+
+
+def _draw_figures(folder: Path, model: PACE, shown: dict[str, Any]) -> tuple[Path, ...]:
+    from pace.showing import figures
+
+    drawn = {
+        "three-levels": figures.three_levels(model, **shown, n_concepts=N_CONCEPTS),
+        "classes": figures.class_concepts(model, **shown),
+        "concepts": figures.concept_gallery(model, **shown),
+        "bound": figures.bound(model),
+        "concept-map": figures.concept_map(model),
+    }
+    return tuple(figures.save(figure, folder / f"{name}.png", dpi=150) for name, figure in drawn.items())
+
+
+def _reference_score(stability: float) -> Score:
     return Score(
         name="stability_true_colours",  # the report shows it beside stability
         title="Stability of the true colours",
@@ -97,63 +154,3 @@ def _true_colours(stability: float) -> Score:
         range=(0, math.inf),
         meaning="What stability would be if the concepts were the true colours, which the perturbation changes too.",
     )
-
-
-def _run(folder: Path, began: float, seed: int, n_per_class: int, n_concepts: int, progress: bool | None) -> DemoResult:
-    announce("making the images and loading the transformer", progress)
-    from pace.backbones import Backbone
-    from pace.metrics import evaluate
-    from pace.observing.extract import observe_pair
-    from pace.showing import figures
-    from pace.showing.report import write_report
-
-    train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
-    backbone = Backbone(load_model(), layer=LAYER)
-    announce(f"the transformer looks at {len(train) + len(test)} images, as they are and perturbed", progress)
-    # A train image and a test image of the same number are not perturbed alike.
-    learned, learned_perturbed = observe_pair(backbone, train, perturb=Perturbation(seed + 1), progress=progress)
-    perturb = Perturbation(seed)
-    seen, seen_perturbed = observe_pair(backbone, test, perturb=perturb, progress=progress)
-
-    announce(f"learning {n_concepts} concepts", progress)
-    settings: dict[str, Any] = {"n_concepts": n_concepts, "covariance": "tied", "alpha": "learn", "seed": seed}
-    model = PACE(**settings, progress=progress).fit(learned, perturbed=learned_perturbed)
-    grid = backbone.grid(SIZE, SIZE)
-    announce("judging them on images they have not seen", progress)
-    scores = evaluate(model, learned, seen, seen_perturbed, colours=true_colours(test, grid), seed=seed)
-    reference = stability_of_true_colours(test, perturb, grid, n_concepts)
-    scores = Scores([*scores.values(), _true_colours(reference)], scores.warnings)
-
-    announce("writing the report and the figures", progress)
-    pixels = torch.stack([test[index] for index in range(len(test))]).float() / 255
-    model.save(folder / "model.safetensors")
-    report = write_report(
-        folder / "report.html",
-        model,
-        test,
-        seen,
-        perturbed=seen_perturbed,
-        perturbed_images=perturb(pixels, range(len(test))),
-        scores=scores,
-        preprocessing=backbone.preprocessing,
-        title="Color: what a small vision transformer sees",
-    )
-    shown = backbone.preprocessing
-    drawn = {
-        "three-levels": figures.three_levels(model, test, seen, preprocessing=shown, n_concepts=N_CONCEPTS),
-        "classes": figures.class_concepts(model, test, seen, preprocessing=shown),
-        "concepts": figures.concept_gallery(model, test, seen, preprocessing=shown),
-        "bound": figures.bound(model),
-        "concept-map": figures.concept_map(model),
-    }
-    saved = tuple(figures.save(figure, folder / "figures" / f"{name}.png", dpi=150) for name, figure in drawn.items())
-    seconds = time.monotonic() - began
-    record = {
-        "settings": {"n_per_class": n_per_class, "layer": LAYER, **settings},
-        "versions": {"pace": __version__, **{name: version(name) for name in ("torch", "timm", "numpy")}},
-        "seconds": round(seconds, 1),
-        "true_colour_stability": reference,
-        **scores.as_dict(),
-    }
-    write_atomically(folder / "scores.json", json.dumps(record, indent=1).encode())
-    return DemoResult(folder, report, saved, model, scores, reference, seconds)

@@ -1,7 +1,4 @@
-"""Images: datasets in their official layouts, any folder, the generated Color set, and what is done to images.
-
-images → backbones → observations → model → explanation
-"""
+"""Images: datasets in their official layouts, any folder, the generated Color set, preparing and perturbing images."""
 
 from pace.images.cars import Cars
 from pace.images.color import COLOR_NAMES, Color
@@ -12,7 +9,7 @@ from pace.images.folder import Folder
 from pace.images.imageset import ImageFiles, ImageSet, UnreadableImagesError
 from pace.images.opening import open_images
 from pace.images.perturb import AUGMENT_SEED, STAGES, Crops, Perturb, Perturbation
-from pace.images.preparation import PreprocessingLike, normalize, prepare, prepare_points
+from pace.images.preparation import PreprocessingLike, normalize, prepare, prepare_points, to_float
 
 __all__ = [
     "AUGMENT_SEED",
@@ -36,4 +33,5 @@ __all__ = [
     "open_images",
     "prepare",
     "prepare_points",
+    "to_float",
 ]

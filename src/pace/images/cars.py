@@ -17,7 +17,7 @@ LAYOUT = Layout(
     ),
 )
 
-# The devkit's own cars_test_annos.mat has no labels; those came as a file of their own.
+# The devkit's own cars_test_annos.mat has no labels; they were published in a separate file.
 ANNOTATIONS = {"train": "cars_train_annos.mat", "test": "cars_test_annos_withlabels.mat"}
 
 

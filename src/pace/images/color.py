@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pace.images.imageset import ImageSet, Progress, short_hash
+from pace.images.imageset import ImageSet, short_hash
 
 COLOR_NAMES = ("black", "red", "yellow", "green", "blue")
 PALETTE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
 CLASS_COLORS = ((1, 2), (3, 4))  # class 0 is red and yellow, class 1 green and blue; both have black
 
 _TRAIN_SHARE = 0.8
-_RECIPE = 1  # part of the fingerprint: to be raised whenever the same settings would give other images
+_RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
 
 
 class Color(ImageSet):
@@ -61,7 +61,7 @@ class Color(ImageSet):
     def _draw(self, index: int) -> tuple[NDArray[np.int64], np.random.Generator]:
         """The 2 × 2 cells of an image, and the generator its noise comes from."""
         label, number = self._drawn[self._rows[index]].tolist()
-        # Keyed by the image: its draws do not depend on which images were made before it.
+        # The key is the image's, so its draws do not depend on which images were made before.
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, label << 32 | number], np.uint64)))
         choices = np.array([0, *CLASS_COLORS[label]])
         while True:
@@ -85,9 +85,9 @@ class Color(ImageSet):
     ) -> NDArray[np.int64]:
         """The true colour of every patch, an index into `COLOR_NAMES`, as a (rows, columns) array.
 
-        It is the colour at the patch's centre before noise; between two cells, the nearer colour of those that the
-        image's cells have. ``box`` (left, top, right, bottom, in pixels of the image) and ``flip`` ask for the patches
-        of a part of the image instead, as `Perturbation.crops` gives them.
+        It is the colour at the patch's centre before noise; between cells, the nearest of the image's own colours.
+        ``box`` (left, top, right, bottom, in pixels of the image) and ``flip`` select a part of the image instead, as
+        `Perturbation.crops` returns it.
         """
         index = self._position(index)
         left, top, right, bottom = (edge / self.size for edge in box or (0, 0, self.size, self.size))
@@ -103,9 +103,6 @@ class Color(ImageSet):
 
     def fingerprint(self) -> str:
         return short_hash(["Color", _RECIPE, self.size, self.seed, self.noise, *self.names])
-
-    def _unreadable(self, progress: Progress | None) -> dict[str, str]:
-        return {}
 
 
 def _shade(cells: NDArray[np.int64], y: NDArray[np.floating], x: NDArray[np.floating]) -> NDArray[np.float32]:

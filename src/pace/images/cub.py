@@ -38,8 +38,7 @@ class CUB(ImageFiles):
         labels = table("image_class_labels.txt", 2)
         boxes = table("bounding_boxes.txt", 5)
         for name, rows in (("train_test_split", splits), ("image_class_labels", labels), ("bounding_boxes", boxes)):
-            absent = paths.keys() - rows.keys()
-            if absent:
+            if absent := paths.keys() - rows.keys():
                 raise ValueError(f"{root / name}.txt has no line for image {min(absent)} of images.txt")
         ids = [image for image in sorted(paths) if splits[image][0] == flag]
         # "001.Black_footed_Albatross" in the file.
@@ -47,8 +46,8 @@ class CUB(ImageFiles):
 
         part_titles = table("parts/parts.txt", 2)
         self.part_names = [part_titles[part][0] for part in sorted(part_titles)]
-        locations = LAYOUT.file(root, "parts/part_locs.txt")
-        self._parts = _read_parts(locations, ids, sorted(part_titles))
+        parts = _read_parts(LAYOUT.file(root, "parts/part_locs.txt"), sorted(paths), sorted(part_titles))
+        self._parts = parts[np.isin(sorted(paths), ids)]
         self._boxes = np.array([boxes[image] for image in ids], dtype=np.float32)
 
         super().__init__(
@@ -62,29 +61,22 @@ class CUB(ImageFiles):
 
     def parts(self, index: int) -> NDArray[np.float32]:
         """(15, 3): x, y and whether it is visible, for every part, in pixels of the stored image."""
-        found: NDArray[np.float32] = self._parts[self._rows[self._position(index)]]
-        return found.copy()
+        return np.array(self._parts[self._rows[self._position(index)]])
 
     def box(self, index: int) -> NDArray[np.float32]:
         """x, y, width and height of the bird in pixels of the stored image."""
-        found: NDArray[np.float32] = self._boxes[self._rows[self._position(index)]]
-        return found.copy()
+        return np.array(self._boxes[self._rows[self._position(index)]])
 
 
 def _read_parts(path: Path, images: list[int], parts: list[int]) -> NDArray[np.float32]:
     """Lines of ``image part x y visible`` as (images, parts, 3)."""
     try:
-        values = np.loadtxt(path, dtype=np.float64, ndmin=2)
+        lines = np.loadtxt(path, dtype=np.float64, ndmin=2)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if values.shape[1] != 5:
-        raise ValueError(f"{path}: expected 5 columns (image, part, x, y, visible); found {values.shape[1]}")
-    table = np.full((len(images), len(parts), 3), np.nan, dtype=np.float32)
-    row, column = {image: i for i, image in enumerate(images)}, {part: i for i, part in enumerate(parts)}
-    for image, part, x, y, visible in values.tolist():
-        if image in row and part in column:
-            table[row[image], column[part]] = x, y, visible
-    absent = np.argwhere(np.isnan(table))
-    if absent.size:
-        raise ValueError(f"{path} has no line for image {images[absent[0, 0]]}, part {parts[absent[0, 1]]}")
-    return table
+    if lines.shape != (len(images) * len(parts), 5):
+        raise ValueError(f"{path}: expected 5 columns and a line for each part of each image; found {lines.shape}")
+    lines = lines[np.lexsort((lines[:, 1], lines[:, 0]))]
+    if not np.array_equal(lines[:, 0], np.repeat(images, len(parts))):
+        raise ValueError(f"{path}: expected the images of images.txt; found others")
+    return lines[:, 2:].reshape(len(images), len(parts), 3).astype(np.float32)

@@ -28,7 +28,7 @@ SPLITS = {
 
 
 class Flower(ImageFiles):
-    """The paper's split: "train" has 7,169 images, "test" 1,020. The official three have "official-" before their name.
+    """The paper's split: "train" has 7,169 images, "test" 1,020. The three official ones begin with "official-".
 
     ``class_names`` is None without cat_to_name.json, which is not part of the official download.
     """

@@ -1,4 +1,4 @@
-"""`ImageSet`: images with names and, where known, labels. Everything else here makes one or reads one."""
+"""`ImageSet`: images with names and, where known, labels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from pace.images.decoding import UnreadableImageError, decode
 OnError = Literal["raise", "skip"]
 Progress = Callable[[int, int], None]  # images done, images in all
 
-_SHOWN = 5  # names in an error message; the rest is counted
+_SHOWN = 5  # names in an error message; the rest are counted
 
 
 class UnreadableImagesError(ValueError):
-    """Some images of a set cannot be read. `reasons` has them all, by name."""
+    """Some images of a set cannot be read. `reasons` lists them all, by name."""
 
     def __init__(self, reasons: dict[str, str], total: int) -> None:
         self.reasons = reasons
         super().__init__(
-            f"{len(reasons)} of {total} images cannot be read: {_some(f'{n} ({why})' for n, why in reasons.items())}; "
+            f"{len(reasons)} of {total} images cannot be read: {_some_reasons(reasons)}; "
             'repair or remove them, or leave them out with on_error="skip"'
         )
 
@@ -53,8 +53,8 @@ class ImageSet(ABC):
         self.names = list(names)
         self.labels = None if labels is None else np.asarray(labels, dtype=np.int64)
         self.class_names = None if class_names is None else list(class_names)
-        # Row of every image in the tables it was opened with, so that what a subclass knows about an image
-        # (parts, colours) stays with it when images are left out.
+        # Where each image was when the set was opened, so that a subclass can still find its own data about an image
+        # (parts, colours) after some were left out.
         self._rows: NDArray[np.int64] = np.arange(len(self.names))
         self._check_alignment()
 
@@ -92,17 +92,16 @@ class ImageSet(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Short hex that changes when the images do."""
+        """Short hex string that changes when the images do."""
 
     def check(self, progress: Progress | None = None) -> None:
         """Read every image once; `UnreadableImagesError` lists those that cannot be read."""
-        reasons = self._unreadable(progress)
-        if reasons:
+        if reasons := self._unreadable(progress):
             raise UnreadableImagesError(reasons, len(self))
 
-    @abstractmethod
     def _unreadable(self, progress: Progress | None) -> dict[str, str]:
         """Why images cannot be read, by name."""
+        return {}
 
     def subset(self, indices: Iterable[int]) -> Self:
         """The same set with only these images, in this order."""
@@ -126,7 +125,7 @@ class ImageFiles(ImageSet):
     """Images that are files: ``folder / name``.
 
     Listed files must exist. With ``on_error="skip"`` every file is read once, here, and those that cannot be decoded
-    are left out together with their labels: the set is then fixed, and an image that fails later is an error.
+    are left out together with their labels. After that the set is fixed: an image that fails later is an error.
     """
 
     def __init__(
@@ -145,10 +144,8 @@ class ImageFiles(ImageSet):
         self.folder = folder
         missing = [name for name in self.names if not self.path(name).is_file()]
         if missing:
-            expected = f"; expected {layout}" if layout else ""
-            raise FileNotFoundError(
-                f"{len(missing)} of {len(self)} listed images are missing in {folder}: {_some(missing)}{expected}"
-            )
+            found = f"{len(missing)} of {len(self)} listed images are missing in {folder}: {_some(missing)}"
+            raise FileNotFoundError(f"{found}; expected {layout}" if layout else found)
         if on_error == "skip":
             self._skip_unreadable()
 
@@ -158,8 +155,8 @@ class ImageFiles(ImageSet):
             return
         if len(reasons) == len(self):
             raise UnreadableImagesError(reasons, len(self))
-        message = _some(f"{name} ({why})" for name, why in reasons.items())
-        warnings.warn(f"{len(reasons)} of {len(self)} images cannot be read and are left out: {message}", stacklevel=4)
+        message = f"{len(reasons)} of {len(self)} images cannot be read and are left out: {_some_reasons(reasons)}"
+        warnings.warn(message, stacklevel=4)
         self._keep([position for position, name in enumerate(self.names) if name not in reasons])
         self.skipped = len(reasons)
 
@@ -192,14 +189,17 @@ class ImageFiles(ImageSet):
 
 
 def short_hash(parts: Iterable[object]) -> str:
-    """16 hex digits over the `repr` of plain values."""
+    """16 hex digits computed from the `repr` of plain values."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(repr(part).encode() + b"\n")
     return digest.hexdigest()
 
 
-def _some(items: Iterable[str]) -> str:
-    listed = list(items)
-    more = len(listed) - _SHOWN
-    return ", ".join(listed[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _some(items: Sequence[str]) -> str:
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _some_reasons(reasons: dict[str, str]) -> str:
+    return _some([f"{name} ({why})" for name, why in reasons.items()])

@@ -1,4 +1,4 @@
-"""Where the files of a published dataset lie, and what to say when they don't."""
+"""Where the files of a published dataset should be, with error messages for when they are not there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Layout:
     """The official layout of one dataset.
 
     folders : usual names of its folder
-    marker : a file that is always there, relative to that folder
+    marker : a file that every copy has, relative to that folder
     expected : the whole layout in words, for error messages
     """
 
@@ -29,11 +29,12 @@ class Layout:
         base = Path(data_root).expanduser()
         if not base.is_dir():
             raise FileNotFoundError(f"{self.title}: data_root {base} is not a folder; expected {self.expected}")
-        for folder in (base, *(base / name for name in self.folders)):
+        candidates = [base, *(base / name for name in self.folders)]
+        for folder in candidates:
             if (folder / self.marker).is_file():
                 return folder
-        looked = " or ".join(str(folder) for folder in (base, *(base / name for name in self.folders)))
-        raise FileNotFoundError(f"{self.title}: no {self.marker} in {looked}; expected {self.expected}")
+        searched = " or ".join(map(str, candidates))
+        raise FileNotFoundError(f"{self.title}: no {self.marker} in {searched}; expected {self.expected}")
 
     def file(self, root: Path, *names: str) -> Path:
         """The first of these files that exists."""
@@ -50,7 +51,7 @@ class Layout:
 
 
 def read_mat(path: Path, key: str) -> Any:
-    """One variable of a MATLAB file, squeezed; structs become records whose fields are attributes."""
+    """One variable of a MATLAB file, squeezed; structs become objects with attributes."""
     from scipy.io import loadmat
 
     try:
@@ -63,7 +64,7 @@ def read_mat(path: Path, key: str) -> Any:
 
 
 def read_table(path: Path, columns: int) -> dict[int, list[str]]:
-    """Rows of ``id value …`` by id. The last column keeps its spaces."""
+    """Rows of ``id value …`` by id. The last column may contain spaces."""
     rows: dict[int, list[str]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():

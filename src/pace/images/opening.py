@@ -1,4 +1,4 @@
-"""A name or a folder to an `ImageSet`."""
+"""`open_images`: from the name of a dataset or a folder to an `ImageSet`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def open_images(
 ) -> ImageSet:
     """The images of "color", of "flower", "cars" or "cub" in `data_root`, or of any folder, given its path.
 
-    A folder whose subfolders are train, test and the like is opened at the subfolder that `split` names; any other
-    folder has no split but "train", which is all of it. Write ``./color`` for a folder that is called like a dataset.
+    If a folder's subfolders are train, test and the like, `split` selects one of them; any other folder has only the
+    split "train", which is all of it. Write ``./color`` for a folder that has the name of a dataset.
     """
     if source == "color":
         return Color(split)

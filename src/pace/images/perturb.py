@@ -1,4 +1,4 @@
-"""The paper's perturbation: SimCLR's augmentations, drawn for each image from the image itself and a seed."""
+"""The paper's perturbation: SimCLR's augmentations, drawn for each image from its index or name and a seed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Indices = Tensor | NDArray[np.integer] | Sequence[int] | Sequence[str]
 # Anything that turns images (B, 3, H, W) in [0, 1] and their indices or names into perturbed images.
 Perturb = Callable[[Tensor, Indices], Tensor]
 
-AUGMENT_SEED = 1 << 20  # added to a seed: perturbations a model is trained on are never those that it is judged by
+AUGMENT_SEED = 1 << 20  # added to a seed, so that a model is never trained on the perturbations it is tested with
 
 STAGES = ("flip", "crop", "jitter", "grey", "blur")
 
-# The paper's settings, and torchvision's where the paper leaves them at their defaults.
+# The paper's settings; torchvision's defaults where the paper gives none.
 FLIP_CHANCE = 0.5
 CROP_SCALE = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 JITTER_CHANCE = 0.8
-JITTER = {  # factors around 1, and of a turn for hue
+JITTER = {  # factors; for hue, turns of the colour wheel
     "brightness": (pixels.brightness, 0.5, 1.5),
     "contrast": (pixels.contrast, 0.5, 1.5),
     "saturation": (pixels.saturation, 0.5, 1.5),
@@ -40,10 +40,10 @@ BLUR_KERNEL = 9
 BLUR_SIGMA = (0.1, 2.0)
 
 _CROP_TRIES = 10
-_RECIPE = 1  # part of the fingerprint: to be raised whenever the same settings would give other images
+_RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
 
-# Every image has a row of uniform numbers, and each parameter its own place in it. So switching a stage off leaves the
-# others as they were.
+# Every image has a row of uniform numbers, and each parameter its own place in it, so that switching a stage off does
+# not change the others.
 _PLACES = {"flip": 1, "crop": 4 * _CROP_TRIES, "jitter": 1, "order": 4, "factors": 4, "grey": 1, "sigma": 1}
 
 
@@ -59,7 +59,7 @@ class Crops(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The parameters of B images; a stage that is switched off just leaves its own unused."""
+    """The random parameters of B images; those of a stage that is switched off are not used."""
 
     flips: NDArray[np.bool_]  # (B,)
     boxes: NDArray[np.int64]  # (B, 4) left, top, right, bottom, after the flip
@@ -87,7 +87,6 @@ class Perturbation:
         unknown = [stage for stage in self.stages if stage not in STAGES]
         if unknown:
             raise ValueError(f"stages: expected some of {STAGES}; found {self.stages!r}")
-        object.__setattr__(self, "stages", tuple(stage for stage in STAGES if stage in self.stages))
 
     def __call__(self, batch: Tensor, indices: Indices) -> Tensor:
         if batch.ndim != 4 or batch.shape[1] != 3 or not batch.is_floating_point():
@@ -105,7 +104,7 @@ class Perturbation:
             return self._apply(batch.to(wide, copy=True), draws).clamp(0, 1).to(batch.dtype)
 
     def _apply(self, batch: Tensor, draws: Draws) -> Tensor:
-        """The perturbed batch; the one that is passed is used up."""
+        """The perturbed batch; changes the one that is passed."""
         if "flip" in self.stages:
             _change(batch, draws.flips, lambda part: part.flip(-1))
         if "crop" in self.stages:
@@ -122,7 +121,7 @@ class Perturbation:
         return batch
 
     def draw(self, indices: Indices, size: tuple[int, int]) -> Draws:
-        """Everything that is random about the perturbation of these images of (height, width) pixels."""
+        """All random parameters for these images of (height, width) pixels."""
         uniform = self._uniforms(indices)
         return Draws(
             flips=uniform["flip"][:, 0] < FLIP_CHANCE,
@@ -149,8 +148,9 @@ class Perturbation:
         return Crops(torch.from_numpy(boxes), torch.from_numpy(flips))
 
     def fingerprint(self) -> str:
-        """Short hex that changes when the perturbation of any image does."""
-        return short_hash(["Perturbation", _RECIPE, self.seed, self.stages])
+        """Short hex string that changes when the perturbation of any image does."""
+        stages = tuple(stage for stage in STAGES if stage in self.stages)  # always applied in this order
+        return short_hash(["Perturbation", _RECIPE, self.seed, stages])
 
     def _uniforms(self, indices: Indices) -> dict[str, NDArray[np.float64]]:
         """Uniform numbers in [0, 1) for every image, by parameter, each (B, places)."""
@@ -159,7 +159,7 @@ class Perturbation:
         numbers = np.empty((len(items), total))
         for row, item in enumerate(items):
             key = np.array([self.seed, _key(item)], dtype=np.uint64)
-            # A generator of the image's own, and only the plainest of its draws, which numpy releases do not change.
+            # One generator per image, and only its plainest draws, which stay the same across numpy releases.
             numbers[row] = np.random.Generator(np.random.Philox(key=key)).random(total)
         parts = np.split(numbers, np.cumsum(list(_PLACES.values()))[:-1], axis=1)
         return dict(zip(_PLACES, parts, strict=True))
@@ -186,7 +186,7 @@ def _boxes(uniform: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.in
     w, h = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = np.arange(len(fits)), fits.argmax(1)
-    # No try fits, which takes a long and narrow image: the largest centred crop of allowed proportions.
+    # If no try fits, as in long and narrow images: the largest centred crop of allowed proportions.
     whole_w, whole_h = min(width, round(height * CROP_RATIO[1])), min(height, round(width / CROP_RATIO[0]))
     some = fits.any(1)
     w, h = np.where(some, w[first], whole_w), np.where(some, h[first], whole_h)
@@ -196,7 +196,7 @@ def _boxes(uniform: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.in
 
 
 def _change(batch: Tensor, chosen: NDArray[np.bool_], change: Callable[..., Tensor], *parameters: Tensor) -> None:
-    """Change the chosen images in place. `change` gets these images and their share of the parameters."""
+    """Change the chosen images in place; `change` gets these images and their parameters."""
     rows = torch.from_numpy(np.flatnonzero(chosen))
     if len(rows):
         there = rows.to(batch.device)

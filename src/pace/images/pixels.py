@@ -1,7 +1,7 @@
 """Operations on batches of images in [0, 1], each image with its own parameters, as torchvision defines them.
 
-kornia serves where its definition is the same (hue, blur). Its brightness (additive), contrast (around 0) and
-saturation (in HSV) are other functions than torchvision's, and its crop aligns corners instead of pixel edges.
+kornia is used where its definition is the same (hue, blur). Its brightness (additive), contrast (around 0) and
+saturation (in HSV) differ from torchvision's, and its crop aligns corners instead of pixel edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def crop_and_resize(batch: Tensor, boxes: Tensor) -> Tensor:
-    """The part of each image in its box (B, 4: left, top, right, bottom), enlarged to the image's size, bilinear."""
+    """The part of each image in its box (B, 4: left, top, right, bottom), resized to the image's size, bilinear."""
     _, _, height, width = batch.shape
     boxes = boxes.to(batch.device, batch.dtype)
     x = _positions(boxes[:, 0], boxes[:, 2], width)
@@ -26,7 +26,7 @@ def crop_and_resize(batch: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _positions(start: Tensor, stop: Tensor, count: int) -> Tensor:
-    """Where `count` output pixels sample each interval of input pixels; nothing outside it is looked at."""
+    """Where `count` output pixels sample each interval of input pixels, never outside it."""
     centres = torch.arange(count, device=start.device, dtype=start.dtype) + 0.5
     positions = start[:, None] + centres * ((stop - start) / count)[:, None] - 0.5
     return positions.clamp(start[:, None], stop[:, None] - 1)

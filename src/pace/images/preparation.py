@@ -1,4 +1,4 @@
-"""From an image to what a model reads: resize and crop, then normalise."""
+"""From an image to a model's input: resize and crop, convert to float, normalise."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ INTERPOLATIONS = ("bicubic", "bilinear")
 
 
 class PreprocessingLike(Protocol):
-    """What a model wants its images to be.
+    """How a model wants its images.
 
     size : (height, width) of the input
     interpolation : "bicubic" or "bilinear"
-    crop_ratio : part of the resized image's sides that the centre crop keeps (1 for no margin), or None to squash the
+    crop_ratio : share of the resized image's sides that the centre crop keeps (1 for no margin), or None to squash the
         whole image into `size` whatever its proportions
     mean, std : of every channel, on the scale 0 … 1
     """
@@ -37,7 +37,7 @@ class PreprocessingLike(Protocol):
 
 
 class _Fit(NamedTuple):
-    """An image is resized to (height, width); the input is cut out of that at (top, left)."""
+    """An image is resized to (height, width), and the input is the part of it that starts at (top, left)."""
 
     height: int
     width: int
@@ -45,32 +45,40 @@ class _Fit(NamedTuple):
     left: int
 
 
+def to_float(pixels: Tensor) -> Tensor:
+    """Pixels as float32 in [0, 1]: uint8 is divided by 255, floats are in that range already."""
+    if pixels.dtype == torch.uint8:
+        white = torch.tensor(255, dtype=torch.float32, device="cpu")
+        return pixels / white  # one pass; `.float() / 255` would take two
+    return pixels.float()
+
+
 def prepare(image: Tensor, preprocessing: PreprocessingLike) -> Tensor:
     """An image (3, h, w), uint8 or float in [0, 1], as a float tensor (3, H, W) in [0, 1], not yet normalised."""
+    return to_float(resize_and_crop(image, preprocessing))
+
+
+def resize_and_crop(image: Tensor, preprocessing: PreprocessingLike) -> Tensor:
+    """An image (3, h, w) at the model's size (3, H, W); uint8 stays uint8, floats stay in [0, 1]."""
     if image.ndim != 3 or image.shape[0] != 3 or 0 in image.shape:
         raise ValueError(f"image: expected shape (3, height, width); found {tuple(image.shape)}")
     if image.dtype != torch.uint8 and not image.is_floating_point():
         raise ValueError(f"image: expected uint8 or float in [0, 1]; found {image.dtype}")
-    if preprocessing.interpolation not in INTERPOLATIONS:
-        raise ValueError(
-            f"interpolation: expected {' or '.join(INTERPOLATIONS)}; found {preprocessing.interpolation!r}"
-        )
+    mode = preprocessing.interpolation
+    if mode not in INTERPOLATIONS:
+        raise ValueError(f"interpolation: expected {' or '.join(INTERPOLATIONS)}; found {mode!r}")
     fit = _fit((image.shape[1], image.shape[2]), preprocessing)
-    if image.dtype == torch.uint8 and image.device.type != "cpu":
-        image = image.float() / 255
     if (fit.height, fit.width) != image.shape[1:]:
-        # uint8 stays uint8 on the CPU: many times faster, and it rounds as Pillow does, which models were trained with.
-        size, mode = (fit.height, fit.width), preprocessing.interpolation
-        image = F.interpolate(image[None], size, mode=mode, antialias=True)[0]
+        # On the CPU uint8 is many times faster, and rounds as Pillow does, with which models were trained.
+        image = image if image.device.type == "cpu" else to_float(image)
+        image = F.interpolate(image[None], (fit.height, fit.width), mode=mode, antialias=True)[0]
     height, width = preprocessing.size
-    image = image[:, fit.top : fit.top + height, fit.left : fit.left + width]
-    if image.dtype == torch.uint8:
-        return image.to(torch.float32, memory_format=torch.contiguous_format) / 255
-    return image.contiguous().clamp(0, 1)  # bicubic overshoots
+    image = image[:, fit.top : fit.top + height, fit.left : fit.left + width].contiguous()
+    return image if image.dtype == torch.uint8 else image.clamp(0, 1)  # bicubic overshoots
 
 
 def prepare_points(points: Tensor, image_size: tuple[int, int], preprocessing: PreprocessingLike) -> Tensor:
-    """Where points (…, 2) of an image, x and y in pixels, lie once it is prepared: outside it if they are cut off."""
+    """Where points (…, 2) of an image, x and y in pixels, are after `prepare`: outside the image if cropped away."""
     fit = _fit(image_size, preprocessing)
     scale = points.new_tensor([fit.width / image_size[1], fit.height / image_size[0]])
     return points * scale - points.new_tensor([fit.left, fit.top])
@@ -80,15 +88,14 @@ def normalize(batch: Tensor, preprocessing: PreprocessingLike) -> Tensor:
     """Images (…, 3, H, W) in [0, 1], normalised with the model's own mean and standard deviation."""
     if not batch.is_floating_point() or batch.ndim < 3 or batch.shape[-3] != 3:
         raise ValueError(f"batch: expected floats of shape (…, 3, H, W); found {batch.dtype} {tuple(batch.shape)}")
-    mean, std = (
-        _by_channel(tuple(values), batch.dtype, batch.device) for values in (preprocessing.mean, preprocessing.std)
-    )
+    mean = _per_channel(tuple(preprocessing.mean), batch.dtype, batch.device)
+    std = _per_channel(tuple(preprocessing.std), batch.dtype, batch.device)
     return (batch - mean) / std
 
 
 @lru_cache(maxsize=32)
-def _by_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(3, 1, 1) on the device. Kept, since copying even three numbers to a GPU waits for all it has still to do."""
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(3, 1, 1) on the device. Cached, since copying even three numbers to a GPU waits for all pending work."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device).reshape(-1, 1, 1)
 

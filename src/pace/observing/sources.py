@@ -1,11 +1,10 @@
-"""Where images come from: a tensor, a loader, or a set of images."""
+"""What can be observed, as batches of pixels in order."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Iterator, Sequence, Sized
-from contextlib import closing
+from collections.abc import Generator, Sequence, Sized
 from itertools import chain
 from typing import Any, Protocol
 
@@ -15,59 +14,75 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from pace.images import ImageSet, PreprocessingLike, open_images
 from pace.images.imageset import OnError
-from pace.observing.pipeline import decoded
+from pace.images.loading import decoded
+from pace.observations import Batch
 
-# What can be observed: a batch in [0, 1] or uint8, a loader of such batches (or of pairs that begin with one),
-# a set of images, or the name or folder of one.
+# A batch in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), a set of images, or the name or
+# folder of one.
 Images = Tensor | DataLoader[Any] | ImageSet | str | os.PathLike[str]
+Batches = Generator[tuple[Sequence[int], Tensor]]
+
+
+class BackboneLike(Protocol):
+    """What extraction needs of a backbone."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def prefix_tokens(self) -> int: ...
+    @property
+    def preprocessing(self) -> PreprocessingLike: ...
+    @property
+    def device(self) -> torch.device: ...
+    def grid(self, height: int, width: int) -> tuple[int, int]: ...
+    def fingerprint(self) -> str: ...
+    def __call__(self, images: Tensor) -> Batch: ...
 
 
 class Source(Protocol):
-    """`batches(spans)` yields the number of the first image and the batch, as (B, 3, H, W) in [0, 1] or uint8.
+    """`batches(spans)` yields the numbers of some images and their pixels, (B, 3, H, W) in [0, 1] or uint8.
 
-    `total` is the number of images, known at the latest when all batches were drawn.
+    `total` is the number of images; None if it is not known before all batches were drawn.
     """
 
     total: int | None
     size: tuple[int, int]
 
     def fingerprint(self) -> str: ...
-    def batches(self, spans: Sequence[range]) -> Generator[tuple[int, Tensor]]: ...
+    def batches(self, spans: Sequence[range]) -> Batches: ...
 
 
 def open_source(
     images: Images,
-    preprocessing: PreprocessingLike,
+    backbone: BackboneLike,
     batch_size: int,
     data_root: str | os.PathLike[str] | None,
     split: str,
     on_error: OnError,
     workers: int | None,
-    ordered: bool,
-    for_gpu: bool,
 ) -> Source:
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
     if isinstance(images, (str, os.PathLike)):
         images = open_images(images, data_root, split, on_error)
     if isinstance(images, Tensor):
         return _FromTensor(images, batch_size)
     if isinstance(images, DataLoader):
-        return _FromLoader(images, ordered)
+        return _FromLoader(images)
     if isinstance(images, ImageSet):
-        return _FromSet(images, preprocessing, batch_size, workers, for_gpu)
+        return _FromSet(images, backbone, batch_size, workers)
     raise ValueError(
         f"images: expected a tensor, a DataLoader, an ImageSet, a folder or a dataset's name; found {type(images).__name__}"
     )
 
 
-def _chunks(spans: Sequence[range], size: int) -> Iterator[range]:
-    for span in spans:
-        for start in range(span.start, span.stop, size):
-            yield range(start, min(start + size, span.stop))
+def _chunks(spans: Sequence[range], size: int) -> list[range]:
+    return [span[start : start + size] for span in spans for start in range(0, len(span), size)]
 
 
 class _FromTensor:
     def __init__(self, images: Tensor, batch_size: int) -> None:
-        _refuse_no_images(images)
+        _check_shape(images)
         self._images, self._batch_size = images, batch_size
         self.total: int | None = len(images)
         self.size = (images.shape[2], images.shape[3])
@@ -75,21 +90,18 @@ class _FromTensor:
     def fingerprint(self) -> str:
         return f"{len(self._images)} images, {_digest(self._images)}"
 
-    def batches(self, spans: Sequence[range]) -> Generator[tuple[int, Tensor]]:
+    def batches(self, spans: Sequence[range]) -> Batches:
         for rows in _chunks(spans, self._batch_size):
             batch = self._images[rows.start : rows.stop]
-            _refuse_range(batch)
-            yield rows.start, batch
+            _check_range(batch)
+            yield rows, batch
 
 
 class _FromLoader:
-    """The loader's own batches. Its first one is drawn at once, since it tells the size."""
+    """The loader's own batches. The first is drawn at once, since it tells the size."""
 
-    def __init__(self, loader: DataLoader[Any], ordered: bool) -> None:
-        if ordered and isinstance(loader.sampler, RandomSampler):
-            raise ValueError(
-                "images: this DataLoader shuffles, so a second pass would give other images; pass shuffle=False"
-            )
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.shuffles = isinstance(loader.sampler, RandomSampler)
         self._items = iter(loader)
         self._first = next(self._items, None)
         if self._first is None:
@@ -99,25 +111,24 @@ class _FromLoader:
         self.size = (first.shape[2], first.shape[3])
 
     def fingerprint(self) -> str:
-        """The length and the first batch stand for the whole, which cannot be looked at ahead."""
+        """The length and the first batch stand for the whole, which cannot be seen in advance."""
         length = "unknown" if self.total is None else self.total
         return f"loader of {length} images, first {_digest(_images_of(self._first))}"
 
-    def batches(self, spans: Sequence[range]) -> Generator[tuple[int, Tensor]]:
+    def batches(self, spans: Sequence[range]) -> Batches:
         if not spans:
             return
         seen = 0
         for item in chain([self._first], self._items):
             batch = _images_of(item)
-            if tuple(batch.shape[2:]) != self.size:
-                raise ValueError(
-                    f"images from {seen} on are {tuple(batch.shape[2:])} pixels, the first are {self.size}"
-                )
+            size = tuple(batch.shape[2:])
+            if size != self.size:
+                raise ValueError(f"images from {seen} on are {size} pixels, the first are {self.size}")
             for span in spans:
                 start, stop = max(seen, span.start), min(seen + len(batch), span.stop)
                 if start < stop:
-                    _refuse_range(batch)
-                    yield start, batch[start - seen : stop - seen]
+                    _check_range(batch)
+                    yield range(start, stop), batch[start - seen : stop - seen]
             seen += len(batch)
         if self.total is not None and self.total != seen:
             raise ValueError(f"images: the DataLoader promised {self.total} images and gave {seen}")
@@ -125,31 +136,22 @@ class _FromLoader:
 
 
 class _FromSet:
-    def __init__(
-        self, images: ImageSet, preprocessing: PreprocessingLike, batch_size: int, workers: int | None, for_gpu: bool
-    ) -> None:
-        self._images, self._preprocessing, self._batch_size = images, preprocessing, batch_size
-        self._workers, self._for_gpu = workers, for_gpu
+    def __init__(self, images: ImageSet, backbone: BackboneLike, batch_size: int, workers: int | None) -> None:
+        self._images, self._batch_size, self._workers = images, batch_size, workers
+        self._preprocessing, self._for_gpu = backbone.preprocessing, backbone.device.type == "cuda"
         self.total: int | None = len(images)
-        self.size = preprocessing.size
+        self.size = backbone.preprocessing.size
 
     def fingerprint(self) -> str:
         return f"{len(self._images)} images, {self._images.fingerprint()}"
 
-    def batches(self, spans: Sequence[range]) -> Generator[tuple[int, Tensor]]:
+    def batches(self, spans: Sequence[range]) -> Batches:
         chunks = _chunks(spans, self._batch_size)
-        batches = decoded(self._images, chunks, self._preprocessing, self._workers, self._for_gpu)
-
-        def numbered() -> Generator[tuple[int, Tensor]]:
-            with closing(batches):
-                for rows, batch in batches:
-                    yield rows[0], batch
-
-        return numbered()
+        return decoded(self._images, chunks, self._preprocessing, self._workers, self._for_gpu)
 
 
 def _loader_length(loader: DataLoader[Any]) -> int | None:
-    """How many images a loader will give; None for streams and for samplers that make batches of their own."""
+    """How many images a loader will give; None for iterable datasets and for samplers that make their own batches."""
     sampler = loader.sampler
     if loader.batch_size is None or not isinstance(loader.dataset, Sized) or not isinstance(sampler, Sized):
         return None
@@ -160,28 +162,27 @@ def _loader_length(loader: DataLoader[Any]) -> int | None:
 def _images_of(item: Any) -> Tensor:
     images = item[0] if isinstance(item, (tuple, list)) and item else item
     if not isinstance(images, Tensor):
-        raise ValueError(
-            f"images: expected a DataLoader of tensors, or of pairs that begin with one; found {type(images).__name__}"
-        )
-    _refuse_no_images(images)
+        expected = "a DataLoader of tensors, or of pairs that begin with one"
+        raise ValueError(f"images: expected {expected}; found {type(images).__name__}")
+    _check_shape(images)
     return images
 
 
-def _refuse_no_images(images: Tensor) -> None:
+def _check_shape(images: Tensor) -> None:
     if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
         raise ValueError(f"images: expected shape (images, 3, height, width); found {tuple(images.shape)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise ValueError(f"images: expected uint8 or floats in [0, 1]; found {images.dtype}")
 
 
-def _refuse_range(images: Tensor) -> None:
+def _check_range(images: Tensor) -> None:
     if images.dtype == torch.uint8:
         return
     low, high = (float(bound) for bound in images.aminmax())
     if not (low >= 0 and high <= 1):
         raise ValueError(
             f"images: expected uint8 or floats in [0, 1]; found {low:.3g} to {high:.3g}. Pass them before "
-            "normalisation, which is the model's own and done here"
+            "normalisation: it is done here, as the model needs it"
         )
 
 

@@ -1,4 +1,4 @@
-"""Observations straight from images, made when they are asked for: for sets whose embeddings nothing could hold."""
+"""Observations made on demand, straight from images: for sets whose embeddings fit nowhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.images import ImageSet, Perturb, Perturbation, normalize
+from pace.images import ImageSet, Perturb, normalize, to_float
 from pace.images.imageset import short_hash
-from pace.model.feeding import Images, changed
+from pace.images.loading import decoded
 from pace.observations import Batch, Observations
-from pace.observing.extract import BackboneLike
-from pace.observing.pipeline import decoded
+from pace.observing.extract import perturbation
+from pace.observing.sources import BackboneLike
 
 _GPU_WORKERS = 8  # threads that decode for a GPU
 
@@ -31,13 +31,12 @@ def stream(
     batch_size: int = 64,
     keep: bool = False,
 ) -> Observations:
-    """What the backbone says about every image, as `pace.extract.observe` would, but only when and as often as it is read.
+    """The same as `observe`, but computed whenever it is read, as often as it is read.
 
-    Memory does not grow with the number of images, unless `keep` keeps in memory whatever was looked at once: that is for
-    several processes, of which each reads its own share. `observations[images]` looks at these at once.
+    Memory does not grow with the number of images, unless `keep` stores in memory what was computed once: for several
+    processes that each read their own share. `observations[images]` computes these images at once.
     """
-    perturbation = Perturbation(seed) if perturb is True else perturb or None
-    return _Stream(backbone, _Pixels(images, backbone), perturbation, batch_size, keep)
+    return _Stream(backbone, _Pixels(images, backbone), perturbation(perturb, seed), batch_size, keep)
 
 
 def stream_pair(
@@ -53,15 +52,13 @@ def stream_pair(
     if not perturb:
         raise ValueError(f"perturb: expected True or a perturbation; found {perturb!r}")
     pixels = _Pixels(images, backbone)
-    perturbation = Perturbation(seed) if perturb is True else perturb
-    return (
-        _Stream(backbone, pixels, None, batch_size, keep),
-        _Stream(backbone, pixels, perturbation, batch_size, keep),
-    )
+    views = (None, perturbation(perturb, seed))
+    original, perturbed = (_Stream(backbone, pixels, view, batch_size, keep) for view in views)
+    return original, perturbed
 
 
 class _Pixels:
-    """Decoded images; the last ones are remembered, since the other view of a pair asks for the same."""
+    """Decoded images; the last ones are cached, since the other view of a pair needs the same."""
 
     def __init__(self, images: ImageSet, backbone: BackboneLike):
         self.images, self._preprocessing = images, backbone.preprocessing
@@ -76,51 +73,45 @@ class _Pixels:
 
 
 class _Stream(Observations):
-    """One view of the images. It is `Lazy` to whoever feeds a fit."""
+    """One view of the images, for a fit a `pace.model.feeding.Lazy`."""
 
     def __init__(
         self, backbone: BackboneLike, pixels: _Pixels, perturb: Perturb | None, batch_size: int, keep: bool
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
-        facts = {"_backbone": backbone, "_pixels": pixels, "_perturb": perturb, "_batch_size": batch_size}
-        facts |= {"grid": backbone.grid(*backbone.preprocessing.size), "prefix_tokens": backbone.prefix_tokens}
-        facts |= {"_kept": None, "_seen": np.zeros(len(pixels.images) if keep else 0, bool)}
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
-        example = self._look(pixels(np.array([0])), np.array([0]))  # tells the shapes
-        for name, part in zip(Batch._fields, example, strict=True):
-            array = None if part is None else _Promised(self, name, (len(pixels.images), *part.shape[1:]))
-            object.__setattr__(self, name, array)
+        self._backbone, self._pixels, self._perturb, self._batch_size = backbone, pixels, perturb, batch_size
+        self.grid, self.prefix_tokens = backbone.grid(*backbone.preprocessing.size), backbone.prefix_tokens
+        self._kept: Batch | None = None
+        count = len(pixels.images)
+        example = self._compute(pixels(np.array([0])), np.array([0]))  # tells the shapes
         if keep:
-            # Memory that is not written to yet is not taken yet, so the shares of other processes cost nothing here.
-            count = len(pixels.images)
-            kept = changed(example, lambda part: torch.from_numpy(np.empty((count, *part.shape[1:]), np.float32)))
-            object.__setattr__(self, "_kept", kept)
+            # Memory that is not written to is not used yet, so the shares of other processes cost nothing here.
+            self._kept = example.map(lambda part: torch.from_numpy(np.empty((count, *part.shape[1:]), np.float32)))
+            self._known = np.zeros(count, bool)
+        embeddings, attention, predictions = (
+            None if part is None else _Promised(self, name, (count, *part.shape[1:]))
+            for name, part in example._asdict().items()
+        )
+        super().__init__(embeddings, attention, predictions, self.grid, self.prefix_tokens, check=False)
 
-    _backbone: BackboneLike
-    _pixels: _Pixels
-    _perturb: Perturb | None
-    _batch_size: int
-    _seen: npt.NDArray[np.bool_]
-    _kept: Batch | None
-
-    def prepare(self, images: Images) -> Callable[[], Batch]:
+    def prepare(self, images: slice | _Numbers) -> Callable[[], Batch]:
+        """Decodes at once, so that it can be done beside the model; the result then runs the backbone."""
         numbers = np.arange(*images.indices(len(self))) if isinstance(images, slice) else np.asarray(images)
-        if (kept := self._kept) is not None and self._seen[numbers].all():
-            return lambda: changed(kept, lambda part: part[numbers])
+        if (kept := self._kept) is not None and self._known[numbers].all():
+            return lambda: kept.map(lambda part: part[numbers])
         pixels = self._pixels(numbers)
-        return lambda: self._look(pixels, numbers)
+        return lambda: self._compute(pixels, numbers)
 
     def forget(self) -> None:
-        self._seen[:] = False
+        if self._kept is not None:
+            self._known[:] = False
 
     def identity(self) -> str:
-        images, perturb = self._pixels.images, self._perturb
-        perturbation = "none" if perturb is None else getattr(perturb, "fingerprint", lambda: repr(perturb))()
-        backbone = self._backbone
-        seen_by = [backbone.fingerprint(), backbone.layer, str(backbone.preprocessing)]
-        return short_hash([*seen_by, images.fingerprint(), perturbation])
+        backbone, perturb = self._backbone, self._perturb
+        view = "none" if perturb is None else getattr(perturb, "fingerprint", lambda: repr(perturb))()
+        model = [backbone.fingerprint(), backbone.layer, str(backbone.preprocessing)]
+        return short_hash([*model, self._pixels.images.fingerprint(), view])
 
     def batch(
         self,
@@ -128,35 +119,35 @@ class _Stream(Observations):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Batch:
-        chosen: Any = images if isinstance(images, slice) else np.asarray(images, np.int64)
-        return changed(self.prepare(chosen)(), lambda part: part.to(device=device, dtype=dtype))
+        chosen = images if isinstance(images, slice) else np.asarray(images, np.int64)
+        return self.prepare(chosen)().map(lambda part: part.to(device=device, dtype=dtype))
 
     def __getitem__(self, images: int | slice | Sequence[int] | npt.NDArray[np.integer]) -> Observations:
         chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
-        return Observations(*self.batch(chosen), self.grid, self.prefix_tokens)
+        return Observations(*self.batch(chosen), self.grid, self.prefix_tokens, check=False)
 
-    def _look(self, pixels: Tensor, numbers: _Numbers) -> Batch:
+    def _compute(self, pixels: Tensor, numbers: _Numbers) -> Batch:
         found = []
         for start in range(0, len(numbers), self._batch_size):
             rows = slice(start, start + self._batch_size)
-            batch = pixels[rows].to(self._backbone.device).float() / 255
+            batch = to_float(pixels[rows].to(self._backbone.device))
             view = batch if self._perturb is None else self._perturb(batch, numbers[rows])
             found.append(self._backbone(normalize(view, self._backbone.preprocessing)))
         embeddings, attention, predictions = zip(*found, strict=True)
         whole = Batch(
             torch.cat(embeddings), torch.cat(attention), None if predictions[0] is None else torch.cat(predictions)
         )
-        Observations(*whole, self.grid, self.prefix_tokens)  # refuses what is not finite or does not fit
+        Observations(*whole, self.grid, self.prefix_tokens)  # refuses values that are not finite
         if self._kept is not None:
             for room, value in zip(self._kept, whole, strict=True):
                 if room is not None and value is not None:
                     room[numbers] = value.to("cpu", torch.float32)
-            self._seen[numbers] = True
+            self._known[numbers] = True
         return whole
 
 
 class _Promised:
-    """One array of a stream: its shape is known, its values are looked up when they are asked for."""
+    """One array of a stream: its shape is known, its values are computed when they are read."""
 
     dtype = np.dtype(np.float32)
 

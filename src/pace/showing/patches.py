@@ -1,8 +1,8 @@
-"""Patches as pixels: the images as the model saw them, and where in them its patches lie."""
+"""Patches as pixels: the images as the model saw them, and where their patches lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,15 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pace.explanation import Explanation
 from pace.images.imageset import ImageSet
 from pace.images.preparation import PreprocessingLike, prepare
+from pace.observations import Observations
 
+Grid = tuple[int, int]
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 
 # A set, or images already as the model saw them: a uint8 or [0, 1] tensor (M, 3, H, W), or an array (M, H, W, 3).
 Images = ImageSet | Tensor | npt.NDArray[Any] | Sequence[Any]
 
-_KEPT = 512  # prepared images remembered: a figure asks for the same few again and again
+_KEPT = 512  # prepared images in the cache: a figure asks for the same few again and again
 
 
 class Box(NamedTuple):
@@ -37,21 +40,27 @@ class Pictures:
     An `ImageSet` is resized and cropped as `observe` does it, which needs the model's `preprocessing`
     (``backbone.preprocessing``). So is a list of images (each (h, w, 3), or a tensor (3, h, w)) of any size; without
     `preprocessing` a list must hold images that are prepared already. A batch, tensor (M, 3, H, W) or array (M, H, W, 3),
-    is taken as it is, since `observe` takes batches as they are.
+    is taken as it is, since `observe` takes batches as they are. `name` is the argument that errors speak of.
     """
 
-    def __init__(self, images: Images, preprocessing: PreprocessingLike | None = None) -> None:
-        if isinstance(images, ImageSet):
-            if preprocessing is None:
-                raise ValueError(
-                    "preprocessing: needed to show an ImageSet as the model saw it; pass backbone.preprocessing"
-                )
-        elif isinstance(images, (Tensor, np.ndarray)):
-            _check_batch(images)
+    def __init__(
+        self,
+        images: Images,
+        preprocessing: PreprocessingLike | None = None,
+        expected: int | None = None,
+        name: str = "images",
+    ) -> None:
+        if isinstance(images, (Tensor, np.ndarray)):
             preprocessing = None
-        elif not isinstance(images, Sequence) or isinstance(images, (str, bytes)):
-            raise ValueError(f"images: expected an ImageSet, a batch or a list; found {type(images).__name__}")
-        self._images, self._preprocessing = images, preprocessing
+        elif not isinstance(images, (ImageSet, list, tuple)):
+            raise ValueError(f"{name}: expected an ImageSet, a batch or a list; found {type(images).__name__}")
+        elif isinstance(images, ImageSet) and preprocessing is None:
+            raise ValueError(
+                "preprocessing: needed to show an ImageSet as the model saw it; pass backbone.preprocessing"
+            )
+        if expected not in (None, len(images)):
+            raise ValueError(f"{name}: expected {expected}, one for each that was observed; found {len(images)}")
+        self._images, self._preprocessing, self._name = images, preprocessing, name
         self._prepared = lru_cache(_KEPT)(self._prepare)
 
     def __len__(self) -> int:
@@ -63,35 +72,40 @@ class Pictures:
         return self._prepared(int(image) % len(self))
 
     def _prepare(self, image: int) -> Pixels:
-        pixels = _channels_first(self._images[image])
+        pixels = _channels_first(self._images[image], self._name)
         if self._preprocessing is not None:
             pixels = prepare(pixels, self._preprocessing)
         if pixels.dtype != torch.uint8:
             pixels = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
         shown: Pixels = pixels.permute(1, 2, 0).cpu().contiguous().numpy()
-        shown.flags.writeable = False  # it is remembered
+        shown.flags.writeable = False  # it is cached
         return shown
 
-    def patch(self, image: int, patch: int, grid: tuple[int, int], margin: int = 0) -> Pixels:
+    def patch(self, image: int, patch: int, grid: Grid, margin: int = 0) -> Pixels:
         """One patch, cut out with `margin` patches around it; see `patch_box`."""
         pixels = self[image]
         box = patch_box(patch, grid, pixels.shape[:2], margin)
         return pixels[box.top : box.bottom, box.left : box.right]
 
 
-def seen(
-    images: Images, preprocessing: PreprocessingLike | None = None, which: Iterable[int] | None = None
-) -> npt.NDArray[np.uint8]:
-    """The pixels (M, H, W, 3) that the model saw, of all images or of those in `which`; see `Pictures`."""
+def seen(images: Images, preprocessing: PreprocessingLike | None = None) -> npt.NDArray[np.uint8]:
+    """The pixels (M, H, W, 3) that the model saw; see `Pictures`."""
     pictures = Pictures(images, preprocessing)
-    return np.stack([pictures[image] for image in (range(len(pictures)) if which is None else which)])
+    return np.stack([pictures[image] for image in range(len(pictures))])
 
 
-def patch_box(patch: int, grid: tuple[int, int], size: Sequence[int], margin: int = 0) -> Box:
+def grid_of(of: Observations | Explanation) -> Grid:
+    """Rows and columns of the patches."""
+    if of.grid is None:
+        raise ValueError("the layout of the patches is unknown; pass grid=(rows, columns) to Observations")
+    return of.grid
+
+
+def patch_box(patch: int, grid: Grid, size: Sequence[int], margin: int = 0) -> Box:
     """Where patch number `patch` (row by row, prefix tokens not counted) lies in an image of (height, width) `size`.
 
-    With `margin`, that many patches on each side are shown too. At the border the window moves inwards rather than
-    shrink, so that all windows of a grid have the same size. Patches divide the image evenly, to the pixel.
+    With `margin`, that many patches on each side are shown too. At the border the window moves inwards instead of
+    shrinking, so that all windows of a grid have the same size. Patches divide the image evenly, to the pixel.
     """
     rows, columns = grid
     if not 0 <= patch < rows * columns:
@@ -108,28 +122,17 @@ def _span(position: int, count: int, pixels: int, margin: int) -> tuple[int, int
     return round(first * pixels / count), round((first + wide) * pixels / count)
 
 
-def _check_batch(images: Tensor | npt.NDArray[Any]) -> None:
-    channels = 1 if isinstance(images, Tensor) else 3
-    if images.ndim != 4 or 0 in images.shape or images.shape[channels] != 3:
-        expected = "a tensor (images, 3, height, width) or an array (images, height, width, 3)"
-        raise ValueError(f"images: expected {expected}; found {type(images).__name__} {tuple(images.shape)}")
-
-
-def _channels_first(image: Any) -> Tensor:
+def _channels_first(image: Any, name: str) -> Tensor:
     """One image as a tensor (3, h, w), uint8 or float in [0, 1]."""
-    if isinstance(image, Tensor):
-        pixels = image.detach()
-    else:
-        array = np.asarray(image)
-        if array.ndim != 3:
-            raise ValueError(f"images: expected (height, width, 3) each; found {array.shape}")
-        pixels = torch.from_numpy(array.copy()).permute(2, 0, 1)
+    pixels = image.detach() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+    if not isinstance(image, Tensor) and pixels.ndim == 3:
+        pixels = pixels.permute(2, 0, 1)
     if pixels.ndim != 3 or pixels.shape[0] != 3:
-        expected = "a tensor (3, height, width) or an array (height, width, 3)"
-        raise ValueError(f"images: expected {expected} each; found {type(image).__name__} {tuple(np.shape(image))}")
+        wanted = "a tensor (3, height, width) or an array (height, width, 3)"
+        raise ValueError(f"{name}: expected {wanted} each; found {type(image).__name__} {tuple(np.shape(image))}")
     if pixels.dtype == torch.uint8:
         return pixels
     if not pixels.is_floating_point() or not 0 <= float(pixels.min()) <= float(pixels.max()) <= 1:
         found = f"{pixels.dtype}, {float(pixels.min()):.3g} to {float(pixels.max()):.3g}"
-        raise ValueError(f"images: expected uint8 or floats in [0, 1]; found {found}")
+        raise ValueError(f"{name}: expected uint8 or floats in [0, 1]; found {found}")
     return pixels

@@ -1,8 +1,7 @@
-"""A small report with hostile names, and a real browser to open it in."""
+"""Small reports, one of them with hostile names, and a real browser to open them in."""
 
 import os
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +31,7 @@ def case():
             Score("stability_ratio", "Stability ratio", 0.7, 0.6, 0.8, "lower", (0, np.inf), "Against strangers."),
             Score("n_concepts", "Concepts", 8.0, None, None, "lower", (1, np.inf), "All of them."),
             Score("effective_concepts", "Effective concepts", 1.2, 1.1, 1.3, None, (1, np.inf), "In use."),
-            Score("of_a_plugin", "A figure of one's own", float("nan"), None, None, None, (0, 1), "Unknown here."),
+            Score("of_a_plugin", "A score of one's own", float("nan"), None, None, None, (0, 1), "Unknown here."),
         ],
         warnings=[f"The explanation has collapsed to one concept. {HOSTILE}"],
     )
@@ -44,7 +43,6 @@ def case():
         model=model,
         explanation=type(explanation)(explanation.theta, explanation.gamma, phi, explanation.grid, 1),
         scores=scores,
-        preprocessing=AsIs(),
     )
 
 
@@ -59,47 +57,32 @@ def report(case, tmp_path_factory):
         perturbed_images=case.perturbed_images,
         explanation=case.explanation,
         scores=case.scores,
-        preprocessing=case.preprocessing,
+        preprocessing=AsIs(),
         title=HOSTILE_TITLE,
     )
 
 
 @pytest.fixture(scope="session")
-def counted(case, tmp_path_factory):
-    """A report of a model that found the number of its concepts, and the model."""
-    model = fit(case.observations, n_concepts="auto", max_iter=2)
-    path = tmp_path_factory.mktemp("counted") / "report.html"
-    write_report(path, model, case.images.pixels, case.observations, scores=case.scores)
-    return SimpleNamespace(path=path, model=model)
-
-
-@pytest.fixture(scope="session")
-def many(case, tmp_path_factory):
-    """A report with more concepts in an image than there are colours."""
-    rng = np.random.default_rng(0)
-    model = fit(case.observations, n_concepts=14, max_iter=1)
-    explanation = model.explain(case.observations)
-    phi = rng.dirichlet(np.full(14, 0.02), explanation.phi.shape[:2])
-    explanation = type(explanation)(explanation.theta, explanation.gamma, phi, explanation.grid, 1)
-    path = tmp_path_factory.mktemp("many") / "report.html"
-    write_report(path, model, case.images.pixels, case.observations, explanation=explanation)
-    return SimpleNamespace(path=path, explanation=explanation)
-
-
-@pytest.fixture(scope="session")
 def pruned(case, tmp_path_factory):
-    """A report of a model that was given 30 concepts and left those empty that the patches do not ask for."""
+    """A report of a model that left empty most of the 30 concepts it was given; the first four have patches of one colour."""
     model = fit(case.observations, n_concepts=30, prune=True, max_iter=4)
+    paint = np.array([[200, 20, 20], [20, 160, 40], [230, 220, 20], [10, 10, 20], *[[128, 128, 128]] * 26], np.uint8)
+    main = model.explain(case.observations).phi[:, 1:].argmax(2)
     path = tmp_path_factory.mktemp("pruned") / "report.html"
-    write_report(
-        path,
-        model,
-        case.images.pixels,
-        case.observations,
-        perturbed=case.perturbed,
-        perturbed_images=case.perturbed_images,
+    write_report(path, model, paint[main].reshape(24, 6, 6, 3).repeat(8, 1).repeat(8, 2), case.observations)
+    return SimpleNamespace(path=path, model=model, used=30 - len(model.empty_concepts_), paint=paint)
+
+
+@pytest.fixture(scope="session")
+def bare(case, tmp_path_factory):
+    """A report of a model without classes, with perturbed observations but no perturbed pictures, and without scores."""
+    observations, perturbed = (
+        type(some)(some.embeddings, some.attention, None, some.grid, some.prefix_tokens)
+        for some in (case.observations, case.perturbed)
     )
-    return SimpleNamespace(path=path, model=model, used=30 - len(model.empty_concepts_))
+    model = fit(observations, n_concepts=3, max_iter=2)
+    path = tmp_path_factory.mktemp("bare") / "report.html"
+    return write_report(path, model, case.images.pixels, observations, perturbed=perturbed)
 
 
 @pytest.fixture(scope="session")
@@ -115,32 +98,38 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def open_page(browser):
-    """Opens a file at a fragment; afterwards nothing may have failed, and nothing may have been asked of a network."""
-    contexts, complaints = [], []
+@pytest.fixture(scope="session")
+def tabs(browser):
+    """Pages by their options, used again by every test, and what they complained of."""
+    pages, complaints = {}, []
 
-    def open_page(path: Path, fragment="", **options):
-        options = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **options}
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: complaints.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith("data:")
-                or request.url.split("#")[0] == path.as_uri()
-                or complaints.append(f"request: {request.url[:80]}")
-            ),
-        )
+    def tab(**options):
+        key = str(options)
+        if key not in pages:
+            pages[key] = page = browser.new_context(reduced_motion="reduce", **options).new_page()
+            page.set_default_timeout(10_000)
+            page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+            page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+            page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+            page.on("request", lambda request: complaints.append(f"request: {request.url[:80]}"))
+        return pages[key]
+
+    return SimpleNamespace(open=tab, complaints=complaints)
+
+
+@pytest.fixture
+def open_page(tabs):
+    """Opens a report at a fragment; nothing may fail, and nothing may be requested but the file itself."""
+    opened = ["data:", "about:blank"]
+
+    def open_page(path, fragment="", **options):
+        page = tabs.open(**{"viewport": {"width": 1280, "height": 900}, **options})
+        opened.append(path.as_uri())
+        page.goto("about:blank")
         page.goto(path.as_uri() + fragment)
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    complaints = [line for line in tabs.complaints if not line.removeprefix("request: ").startswith(tuple(opened))]
+    tabs.complaints.clear()
     assert not complaints

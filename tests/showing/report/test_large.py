@@ -7,53 +7,8 @@ import pytest
 from PIL import Image
 from report_case import fit, page_data, page_pictures
 
-from pace import Observations
+from pace import Explanation, Observations
 from pace.showing.report import write_report
-
-
-def noisy_pictures(rng):
-    """Gradients under noise, which compress worse than photographs do."""
-    corners = rng.uniform(0, 255, (400, 2, 2, 3)).astype(np.float32)
-    weight = np.linspace(0, 1, 224, dtype=np.float32)[:, None, None]
-    noise = rng.normal(0, 25, (64 + 224, 64 + 224, 3)).astype(np.float32)
-    pictures = np.empty((400, 224, 224, 3), np.uint8)
-    for picture, corner, (top, left) in zip(pictures, corners, rng.integers(0, 64, (400, 2)), strict=True):
-        across = corner[:, :1] * (1 - weight[:, 0]) + corner[:, 1:] * weight[:, 0]
-        smooth = across[0] * (1 - weight) + across[1] * weight
-        picture[:] = (smooth + noise[top : top + 224, left : left + 224]).clip(0, 255)
-    return pictures
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    rng = np.random.default_rng(0)
-    means = 3 * rng.normal(size=(100, 16)).astype(np.float32)
-    concepts = np.array([rng.choice(rng.choice(100, 6), 197) for _ in range(400)])
-    predictions = rng.dirichlet(np.full(20, 0.1), 400)
-
-    def observed():
-        embeddings = means[concepts] + rng.normal(size=(400, 197, 16)).astype(np.float32)
-        return Observations(embeddings, rng.dirichlet(np.ones(197), 400), predictions, (14, 14), 1)
-
-    observations, perturbed = observed(), observed()
-    model = fit(observations, n_concepts=100, max_iter=1, init=means)
-    pictures = noisy_pictures(rng)
-    return write_report(
-        tmp_path_factory.mktemp("large") / "large.html",
-        model,
-        pictures,
-        observations,
-        perturbed=perturbed,
-        perturbed_images=pictures[:, ::-1],
-    )
-
-
-def test_it_stays_under_twenty_megabytes(large):
-    assert large.stat().st_size < 20_000_000
-    data, pictures = page_data(large), page_pictures(large)
-    assert (len(data["names"]), len(data["concepts"]), len(pictures)) == (400, 100, 800)
-    assert Image.open(io.BytesIO(pictures[0])).width >= 128  # still worth looking at
-
 
 # Until the next frame has been drawn, in ms: what a reader waits for.
 TIMED = """async (act) => {
@@ -64,27 +19,48 @@ TIMED = """async (act) => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    embeddings, attention = rng.normal(size=(400, 197, 16)).astype(np.float32), rng.dirichlet(np.ones(197), 400)
+    observations = Observations(embeddings, attention, rng.dirichlet(np.full(20, 0.1), 400), (14, 14), 1)
+    model = fit(observations[:40], n_concepts=100, max_iter=1)
+    phi = np.eye(100, dtype=np.float32)[[rng.choice(rng.choice(100, 6), 197) for _ in range(400)]]
+    gamma = phi.sum(1) + 0.1
+    explanation = Explanation(gamma / gamma.sum(1, keepdims=True), gamma, phi, (14, 14), 1)
+    # Noise compresses worse than photographs do.
+    noise = rng.normal(128, 40, (224 + 400, 224, 3)).clip(0, 255).astype(np.uint8)
+    pictures = np.stack([noise[m : m + 224] for m in range(400)])
+    path = tmp_path_factory.mktemp("large") / "large.html"
+    return write_report(path, model, pictures, observations, explanation=explanation)
+
+
+def test_it_stays_under_twenty_megabytes(large):
+    assert large.stat().st_size < 20_000_000
+    data, pictures = page_data(large), page_pictures(large)
+    assert (len(data["names"]), len(data["concepts"]), len(pictures)) == (400, 100, 400)
+    assert Image.open(io.BytesIO(pictures[0])).width >= 128  # still worth looking at
+
+
 def test_it_feels_instant(large, open_page):
     page = open_page(large)
     page.locator(".concept").first.wait_for()
     waits = {"opening": page.evaluate("performance.getEntriesByType('navigation')[0].domComplete")}
 
-    def median(actions):
-        return float(np.median([page.evaluate(f"({TIMED})(() => {{ {action} }})") for action in actions]))
+    def median(action):
+        return float(np.median([page.evaluate(f"({TIMED})(() => {{ {action} }})") for _ in range(5)]))
 
     for view in ("images/7", "concepts/3", "classes", "trust", "concepts"):
-        waits[view] = median([f"location.hash = '#/{view}'; dispatchEvent(new HashChangeEvent('hashchange'))"] * 5)
+        waits[view] = median(f"location.hash = '#/{view}'; dispatchEvent(new HashChangeEvent('hashchange'))")
     page.evaluate("location.hash = '#/images/7'")
     page.locator(".stage").first.wait_for()
-    walk = "document.querySelector('.stage').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
-    waits["patch"] = median([walk] * 10)
-    waits["overlay"] = median(["document.querySelector('.theta .toggle').click()"] * 6)
-    waits["next image"] = median(["document.querySelector('[aria-label=\"Next image\"]').click()"] * 10)
-    waits["search"] = median(
-        f"const s = document.getElementById('image-search'); s.value = '{text}'; s.dispatchEvent(new Event('input'))"
-        for text in ("1", "12", "1", "", "image")
+    waits["patch"] = median(
+        "document.querySelector('.stage').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
     )
-    print({name: round(wait) for name, wait in waits.items()})
+    waits["overlay"] = median("document.querySelector('.theta .toggle').click()")
+    waits["next image"] = median("document.querySelector('[aria-label=\"Next image\"]').click()")
+    search = "const s = document.getElementById('image-search'); s.value += '1'; s.dispatchEvent(new Event('input'))"
+    waits["search"] = median(search)
     assert waits.pop("opening") < 8000
     # A tenth of a second feels instant; the rest is room for a busy machine.
     assert max(waits.values()) < 500, waits

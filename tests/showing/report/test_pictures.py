@@ -20,10 +20,8 @@ def test_pictures_are_what_was_given_but_never_larger_than_shown():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match=r"^perturbed_images: expected one for each of 3 observations; found 2"):
+    with pytest.raises(ValueError, match=r"^perturbed_images: expected 3, one for each .*; found 2"):
         read_pictures(noise(2), 3, None, "perturbed_images")
-    with pytest.raises(ValueError, match=r"^perturbed_images: expected a tensor"):
-        read_pictures(np.zeros((3, 8, 8)), 3, None, "perturbed_images")
     with pytest.raises(ValueError, match=r"image 1 has 50 x 40 pixels and image 0 40 x 40"):
         read_pictures([noise(1)[0], noise(1, 40, 50)[0]], 2, None, "images")
 
@@ -35,7 +33,7 @@ def test_the_largest_pictures_that_fit_are_taken():
     little = encode(pictures, sum(map(len, plenty)) // 3)
     assert sum(map(len, little)) <= sum(map(len, plenty)) // 3
     assert 48 <= Image.open(io.BytesIO(little[0])).width < 224
-    with pytest.raises(ValueError, match="4 pictures do not fit"):
+    with pytest.raises(ValueError, match="4 pictures do not fit into the report"):
         encode(pictures, 100)
 
 

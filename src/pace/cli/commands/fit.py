@@ -209,13 +209,13 @@ def _save(run: Run, estimator: PACE, observations: Observations, source: _Source
 def _save_gallery(run: Run, estimator: PACE, observations: Observations, images: ImageSet, seed: int) -> None:
     """The names of the images with the patches nearest to every concept, which `pace explain` shows as examples."""
     from pace.model.feeding import Lazy
-    from pace.showing.report.summary import nearest
+    from pace.showing.summary import typical_patches
 
     numbers = np.arange(len(images))
     if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:
         numbers = np.sort(np.random.default_rng(seed).choice(len(images), _GALLERY_SAMPLE, replace=False))
         observations = observations[numbers]
-    near = nearest(estimator, observations, min(_GALLERY_SIZE, len(numbers)))
+    near = typical_patches(estimator.means_, observations, min(_GALLERY_SIZE, len(numbers)))
     names = [[images.names[numbers[image]] for image in row] for row in near.images.tolist()]
     content = {"images": names, "patches": plain(near.patches), "grid": observations.grid}
     write_atomically(run.file(GALLERY), json.dumps(content).encode())

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
-from pace.observations import ArrayLike, Observations
-from pace.observing.store.format import Index, Lock, Shard, checksum, damaged, layout_of
+from pace.observations import Observations
+from pace.observing.store.format import Index, Shard, checksum, damaged, locked
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}  # safetensors' names
 
 
 class StoredArray:
-    """Rows of one tensor of a store, read when they are asked for.
+    """Rows of one tensor of a store, read when they are needed.
 
-    Slices, index arrays and masks give a smaller `StoredArray` without reading; ``numpy.asarray`` or a single
-    integer reads. Files are mapped for the time of a read only, so thousands of shards need no open files.
+    Slices, index arrays and masks give a smaller `StoredArray` without reading; ``numpy.asarray`` or a single integer
+    reads. Shards are opened only while they are read, so thousands of them need no open files.
     """
 
     def __init__(
-        self, folder: Path, shards: Sequence[Shard], name: str, row: tuple[int, ...], dtype: npt.DTypeLike
+        self, folder: Path, shards: Sequence[Shard], name: str, row: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         self._folder, self._shards, self._name = folder, shards, name
-        self._ends = np.asarray([shard.stop for shard in shards])
-        self._row, self.dtype = row, np.dtype(dtype)
-        self._rows: range | npt.NDArray[np.intp] = range(shards[-1].stop)
+        self._ends = np.array([shard.stop for shard in shards])
+        self._row, self.dtype = row, dtype
+        self._rows = np.arange(shards[-1].stop)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,14 +45,9 @@ class StoredArray:
         if isinstance(key, tuple):
             raise TypeError("a stored array takes one index, over images; read it with numpy.asarray to index further")
         if isinstance(key, (int, np.integer)):
-            row = self._rows[int(key)]
-            return self._read(range(int(row), int(row) + 1))[0]
-        part = object.__new__(StoredArray)
-        part.__dict__.update(self.__dict__)
-        if isinstance(key, slice):
-            part._rows = self._rows[key]
-        else:
-            part._rows = _chosen(self._rows, np.asarray(key))
+            return self._read(self._rows[[key]])[0]
+        part = copy(self)
+        part._rows = self._rows[key if isinstance(key, slice) or len(key) else []]
         return part
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -58,52 +56,24 @@ class StoredArray:
         array = self._read(self._rows)
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def _read(self, rows: range | npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    def _read(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
         array = np.empty((len(rows), *self._row), self.dtype)
-        # Each shard is opened once and read from its beginning to its end, whatever the order asked for.
-        wanted = np.asarray(rows, dtype=np.intp)
-        order = np.argsort(wanted, kind="stable")
-        wanted = wanted[order]
-        number = np.searchsorted(self._ends, wanted, side="right")
-        runs = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(wanted)]
-        for first, last in pairwise(runs if len(wanted) else []):
-            shard = self._shards[number[first]]
-            local = wanted[first:last] - shard.start
-            tensor = self._map(shard)
-            if isinstance(rows, range) and rows.step == 1:
-                array[first:last] = tensor[local[0] : local[0] + len(local)]
-            else:
-                array[order[first:last]] = tensor[local]
+        shard_of = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(shard_of):
+            shard = self._shards[number]
+            places = np.flatnonzero(shard_of == number)
+            with opened(self._folder / shard.file) as file:
+                tensor = file.get_tensor(self._name)  # mapped, not read
+                array[places] = tensor[rows[places] - shard.start].numpy()
         return array
 
-    def _map(self, shard: Shard) -> npt.NDArray[Any]:
-        file = self._folder / shard.file
-        dtype, shape, offset = layout_of(file)[self._name]
-        try:
-            return np.memmap(file, dtype, "r", offset, shape)
-        except ValueError as error:  # shorter than its header says
-            raise ValueError(damaged(file, "it is truncated")) from error
 
-
-def _chosen(rows: range | npt.NDArray[np.intp], index: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Some rows, by an index array or a mask; of a range without writing all of it down, which may be of millions."""
-    index = index if len(index) else index.astype(np.intp)
-    if not isinstance(rows, range):
-        chosen: npt.NDArray[np.intp] = rows[index]
-        return chosen
-    if index.dtype == bool:
-        if index.shape != (len(rows),):
-            raise IndexError(f"expected a mask of {len(rows)} images; found shape {index.shape}")
-        index = np.flatnonzero(index)
-    if index.ndim != 1 or index.dtype.kind not in "iu":
-        raise IndexError(f"expected a list of images; found {index.dtype} of shape {index.shape}")
-    if len(index) and not (-len(rows) <= index.min() and index.max() < len(rows)):
-        raise IndexError(f"expected images -{len(rows)} to {len(rows) - 1}; found {index.min()} to {index.max()}")
-    places: npt.NDArray[np.intp] = index.astype(np.intp)
-    places[places < 0] += len(rows)
-    places *= rows.step
-    places += rows.start
-    return places
+def opened(file: Path) -> Any:
+    """A shard, opened by safetensors, which checks its size against its header."""
+    try:
+        return safe_open(file, "pt")
+    except (SafetensorError, OSError) as error:
+        raise damaged(file, str(error)) from error
 
 
 class ObservationStore:
@@ -115,14 +85,14 @@ class ObservationStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ObservationStore:
-        """Every shard finished so far, also while another process goes on writing."""
+        """Every shard finished so far, also while another process is still writing."""
         folder = Path(path)
         index = Index.read(folder)
-        index.refuse_damage(folder)
+        index.check_sizes(folder)
         return cls(folder, index)
 
     def __len__(self) -> int:
-        return sum(shard.images for shard in self._index.shards)
+        return sum(shard.images for shard in self.shards)
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -135,71 +105,52 @@ class ObservationStore:
 
     @property
     def complete(self) -> bool:
-        """Whether every image is there; never before the end when the number of images was not known."""
+        """Whether every image is there; never before the end when the number of images was unknown."""
         return not self._index.gaps()
 
     def observations(self) -> Observations:
         """The finished images as `Observations` that are read from disk batch by batch.
 
-        Values are not checked again: each was when it was written.
+        Values are not checked again: they were when they were written.
         """
-        shards = self._index.shards
-        if not shards:
-            raise ValueError(f"{self.path} holds no finished shard yet")
-        if holes := [gap for gap in self._index.gaps() if gap.start < shards[-1].start]:
-            raise ValueError(
-                f"{self.path} lacks images {holes[0].start} to {holes[0].stop - 1}; run the extraction again to fill "
-                "them in"
-            )
-        layout = layout_of(self.path / shards[0].file)
-        wide = any(layout_of(self.path / shard.file)["embeddings"][0].itemsize == 4 for shard in shards)
-        arrays = {
-            name: StoredArray(
-                self.path, shards, name, shape[1:], np.float16 if name == "embeddings" and not wide else np.float32
-            )
-            for name, (_, shape, _) in layout.items()
-        }
+        if not self.shards:
+            raise ValueError(f"{self.path} has no finished shard yet")
+        if holes := [gap for gap in self._index.gaps() if gap.start < self.shards[-1].start]:
+            missing = f"images {holes[0].start} to {holes[0].stop - 1}"
+            raise ValueError(f"{self.path} lacks {missing}; run the extraction again to fill them in")
+        layouts = [layout_of(self.path / shard.file) for shard in self.shards]
+        arrays = {}
+        for name, (row, _) in layouts[0].items():
+            dtype = np.result_type(*(layout[name][1] for layout in layouts))  # float32 if any shard is
+            arrays[name] = StoredArray(self.path, self.shards, name, row, dtype)
         predictions = arrays.get("predictions")
         grid, prefix_tokens = self._index.grid, self._index.prefix_tokens
-        return trusted(arrays["embeddings"], arrays["attention"], predictions, grid, prefix_tokens)
+        return Observations(arrays["embeddings"], arrays["attention"], predictions, grid, prefix_tokens, check=False)
 
     def verify(self) -> None:
         """Read every shard and compare its checksum; a ValueError names the damaged ones."""
         if found := self._damaged():
-            raise ValueError(damaged(self.path, "wrong checksum of " + ", ".join(shard.file for shard in found)))
+            raise damaged(self.path, "wrong checksum of " + ", ".join(shard.file for shard in found))
 
     def _damaged(self) -> list[Shard]:
-        return [shard for shard in self._index.shards if checksum(self.path / shard.file) != shard.crc32]
+        return [shard for shard in self.shards if checksum(self.path / shard.file) != shard.crc32]
 
     @classmethod
     def repair(cls, path: str | os.PathLike[str]) -> int:
-        """Take damaged shards out of the store, keep the rest; returns how many images have to be extracted again."""
+        """Remove damaged shards and keep the rest; returns how many images have to be extracted again."""
         folder = Path(path)
-        Index.read(folder)  # no lock file in a folder that is no store
-        lock = Lock(folder)
-        try:
+        Index.read(folder)  # refuses a folder that is not a store before a lock file is made in it
+        with locked(folder):
             index = Index.read(folder)
             lost = cls(folder, index)._damaged()
-            kept = tuple(shard for shard in index.shards if shard not in lost)
-            replace(index, shards=kept).write(folder)
+            replace(index, shards=tuple(shard for shard in index.shards if shard not in lost)).write(folder)
             for shard in lost:
                 (folder / shard.file).unlink(missing_ok=True)
-        finally:
-            lock.release()
         return sum(shard.images for shard in lost)
 
 
-def trusted(
-    embeddings: ArrayLike,
-    attention: ArrayLike,
-    predictions: ArrayLike | None,
-    grid: tuple[int, int] | None,
-    prefix_tokens: int,
-) -> Observations:
-    """`Observations` of values that went through `check` before."""
-    observations = object.__new__(Observations)
-    fields = {"embeddings": embeddings, "attention": attention, "predictions": predictions}
-    for name, value in {**fields, "grid": grid, "prefix_tokens": prefix_tokens}.items():
-        object.__setattr__(observations, name, value)
-    observations._check_shapes()
-    return observations
+def layout_of(file: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape of one image and type, of every tensor in a shard."""
+    with opened(file) as shard:
+        slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
+        return {name: (tuple(part.get_shape()[1:]), _DTYPES[part.get_dtype()]) for name, part in slices.items()}

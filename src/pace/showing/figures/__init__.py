@@ -1,18 +1,17 @@
-"""The paper's figures, one function each. Every one returns a matplotlib `Figure` and leaves pyplot alone."""
+"""The paper's figures and a few more, one function each. All return a matplotlib `Figure` and leave pyplot alone."""
 
 try:
     import matplotlib  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("figures need matplotlib: pip install 'pace-xai[figures]'", name="matplotlib") from error
 
-from pace.showing.figures.bounds import bound
 from pace.showing.figures.classes import class_concepts
+from pace.showing.figures.curves import bound, number_of_concepts
 from pace.showing.figures.gallery import concept_gallery
+from pace.showing.figures.layout import save
 from pace.showing.figures.levels import three_levels
-from pace.showing.figures.mapping import concept_map
-from pace.showing.figures.numbers import number_of_concepts
+from pace.showing.figures.maps import concept_map
 from pace.showing.figures.overlays import overlay
-from pace.showing.figures.sheet import save
 from pace.showing.figures.theta import theta_bars
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The concepts of a dataset, each with its nearest patches."""
+"""The concepts of a dataset, each with its typical patches."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ from matplotlib.figure import Figure
 from pace.explainer import PACE
 from pace.images.preparation import PreprocessingLike
 from pace.observations import Observations
-from pace.showing.figures.pieces import (
-    chosen,
-    grid_of,
-    in_use,
-    label_width,
-    nearest,
-    percent,
-    pictures_of,
-    plural,
-    shares,
-    show_patch,
-)
-from pace.showing.figures.sheet import MUTED, SMALL, Sheet, drawn
-from pace.showing.patches import Images
+from pace.showing.figures.drawing import chosen, label_width, percent, plural, show_patches
+from pace.showing.figures.layout import SMALL, Layout, own_style
+from pace.showing.patches import Images, Pictures, grid_of
+from pace.showing.summary import typical_patches, use_of
 
-_MARGIN, _GAP, _TILE = 4.0, 20.0, 34.0
+_MARGIN, _GAP, _TILE, _BETWEEN = 4.0, 20.0, 34.0, 3.0
 
 
-@drawn
+@own_style()
 def concept_gallery(
     model: PACE,
     images: Images,
@@ -44,23 +34,23 @@ def concept_gallery(
 
     By default the `n_concepts` most used ones; concepts that hold nothing are counted below, not shown.
     """
-    pictures, grid, use = pictures_of(images, preprocessing, observations), grid_of(observations), shares(model)
-    used = in_use(model)
-    wanted = chosen(concepts, used[np.argsort(-use[used], kind="stable")[:n_concepts]], len(use))
+    pictures, grid = Pictures(images, preprocessing, expected=len(observations)), grid_of(observations)
+    use = use_of(model.concept_weights_)
+    wanted = chosen(concepts, use.order[:n_concepts], len(use.shares))
+    typical = typical_patches(model.means_[wanted], observations, n_patches)
     columns = min(2, len(wanted))
     lines = -(-len(wanted) // columns)
     label = label_width(wanted) + 8
-    block = label + n_patches * (_TILE + 3) - 3
-    sheet = Sheet(2 * _MARGIN + columns * (block + _GAP) - _GAP, 2 * _MARGIN + lines * (_TILE + 6) + SMALL + 2)
+    block = label + n_patches * (_TILE + _BETWEEN) - _BETWEEN
+    layout = Layout(2 * _MARGIN + columns * (block + _GAP) - _GAP, 2 * _MARGIN + lines * (_TILE + 6) + SMALL + 2)
     for position, k in enumerate(wanted):
         column, line = divmod(position, lines)
         x, y = _MARGIN + column * (block + _GAP), _MARGIN + line * (_TILE + 6)
-        sheet.write(x, y, f"Concept {k}", bold=True)
-        sheet.write(x, y + 10, percent(float(use[k])), size=SMALL, color=MUTED)
-        for tile, where in enumerate(nearest(model, observations, k, n_patches)):
-            show_patch(sheet, pictures, where, grid, margin, x + label + tile * (_TILE + 3), y, _TILE)
-    more, empty = len(np.setdiff1d(used, wanted)), len(use) - len(used)
+        layout.write(x, y, f"Concept {k}", bold=True)
+        layout.note(x, y + 10, percent(float(use.shares[k])))
+        show_patches(layout, pictures, typical.pairs(position), grid, margin, x + label, y, _TILE, _BETWEEN)
+    more, empty = len(np.setdiff1d(use.order, wanted)), len(use.used) - len(use.order)
     notes = [plural(len(wanted), "concept"), *([f"{more} more in use"] if more else [])]
-    notes += [f"{empty} of {len(use)} stayed empty"] if empty else []
-    sheet.write(_MARGIN, sheet.height - _MARGIN - SMALL, " · ".join(notes), size=SMALL, color=MUTED)
-    return sheet
+    notes += [f"{empty} of {len(use.used)} stayed empty"] if empty else []
+    layout.note(_MARGIN, layout.height - _MARGIN - SMALL, " · ".join(notes))
+    return layout

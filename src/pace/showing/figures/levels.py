@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
@@ -15,36 +14,16 @@ from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
 from pace.observations import Observations
-from pace.showing.figures.pieces import (
-    Grid,
-    bar_room,
-    chosen,
-    faded,
-    fitted,
-    grid_of,
-    in_use,
-    label_width,
-    looks_like,
-    names_of,
-    nearest,
-    percent,
-    pictures_of,
-    plural,
-    predicted,
-    shares,
-    show,
-    show_bars,
-    show_patch,
-    theta_rows,
-)
-from pace.showing.figures.sheet import HEAD, INK, MUTED, SMALL, Look, Sheet, drawn, width_of
-from pace.showing.patches import Images, Pixels
+from pace.showing import summary
+from pace.showing.figures import drawing
+from pace.showing.figures.layout import HEAD, INK, SMALL, Fill, Layout, own_style, width_of
+from pace.showing.patches import Grid, Images, Pictures, Pixels, grid_of
 
 _MARGIN, _GAP, _TOP = 4.0, 14.0, 30.0  # around everything; between the levels; above the pictures, for the heads
-_PICTURE, _CAPTION, _TILE, _BARS = 82.0, 16.0, 31.0, 108.0
+_PICTURE, _CAPTION, _TILE, _BETWEEN, _BARS = 82.0, 16.0, 31.0, 3.0, 108.0
 
 
-@drawn
+@own_style()
 def three_levels(
     model: PACE,
     images: Images,
@@ -69,74 +48,71 @@ def three_levels(
     shown
         Which of them to explain. By default a clear mixture from each of the two largest predicted classes.
     concepts
-        Which concepts to show. By default `n_concepts`, taken by turns from the images shown, largest θ first.
+        Which concepts to show. By default `n_concepts`, taken in turn from the images shown, largest θ first.
     n_patches, margin
-        Patches nearest to μ_k, each of another image, and how many patches around them are shown.
+        Patches nearest to μ_k, each from another image, and how many patches around them are shown.
     factor
         The φ of `factor` × `factor` patches are averaged for the patch level.
     level
-        Of the credible intervals.
+        Probability of the credible intervals.
     """
-    pictures, grid = pictures_of(images, preprocessing, observations), grid_of(observations)
-    classes = predicted(observations)
+    pictures, grid = Pictures(images, preprocessing, expected=len(observations)), grid_of(observations)
+    classes = summary.predicted_classes(observations)
     rows = _mixed(model, observations, classes) if shown is None else [range(len(observations))[m] for m in shown]
     if not rows:
         raise ValueError("shown: expected at least one image; found none")
-    explanation = model.explain(observations[rows])
-    used = in_use(model)
-    usual = used[np.argsort(-_by_turns(explanation.theta[:, used]), kind="stable")[:n_concepts]]
-    wanted = chosen(concepts, usual, explanation.n_concepts)
-    tiles = [nearest(model, observations, k, n_patches) for k in wanted]
-    looks = looks_like(
-        np.array([np.mean([pictures.patch(*where, grid).mean((0, 1)) for where in own], 0) for own in tiles])
+    explanation, use = model.explain(observations[rows]), summary.use_of(model.concept_weights_)
+    wanted = drawing.chosen(concepts, _in_turn(explanation.theta, use.used)[:n_concepts], explanation.n_concepts)
+    typical = summary.typical_patches(model.means_[wanted], observations, n_patches)
+    tiles = [typical.pairs(position) for position in range(len(wanted))]
+    fills = drawing.fills_like(
+        np.array([np.mean([pictures.patch(*pair, grid).mean((0, 1)) for pair in pairs], 0) for pairs in tiles])
     )
-    names = names_of(class_names, images, observations.n_classes)
 
-    label = label_width(wanted) + 16
-    left = label + n_patches * (_TILE + 3) - 3
+    label_room = drawing.label_width(wanted) + 16
+    left = label_room + n_patches * (_TILE + _BETWEEN) - _BETWEEN
     image_x = _MARGIN + left + _GAP
-    bars_x = image_x + _PICTURE + _GAP
-    map_x = bars_x + _BARS + _GAP
+    map_x = image_x + _PICTURE + _GAP + _BARS + _GAP
     row_height = max(_PICTURE, 11 * (len(wanted) + 1)) + _CAPTION
     pitch = max(_TILE + 6, (len(rows) * row_height - _CAPTION + 6) / len(wanted)) if len(wanted) > 2 else _TILE + 6
     height = _TOP + max(len(wanted) * pitch - 6, len(rows) * row_height - 4) + _MARGIN
-    sheet = Sheet(map_x + _PICTURE + _MARGIN, height)
+    layout = Layout(map_x + _PICTURE + _MARGIN, height)
 
-    _head(sheet, _MARGIN, "Dataset level", "patches nearest to the mean μ of each concept", left)
-    _head(sheet, image_x, "Image level", f"share θ of each concept, {100 * level:.0f} % intervals", map_x - image_x - 4)
-    _head(sheet, map_x, "Patch level", f"by {factor} × {factor} patches" if factor > 1 else "by patches", _PICTURE)
-
-    use = shares(model)
-    for position, (k, style, own) in enumerate(zip(wanted, looks, tiles, strict=True)):
+    _head(layout, _MARGIN, "Dataset level", "patches nearest to the mean μ of each concept", left)
+    for position, (k, own) in enumerate(zip(wanted, fills, strict=True)):
         y = _TOP + position * pitch
-        sheet.swatch(_MARGIN, y + 0.5, 7, style)
-        sheet.write(_MARGIN + 10, y, f"Concept {k}", bold=True)
-        sheet.write(_MARGIN + 10, y + 10, percent(float(use[k])), size=SMALL, color=MUTED)
-        for column, where in enumerate(own):
-            show_patch(sheet, pictures, where, grid, margin, _MARGIN + label + column * (_TILE + 3), y, _TILE)
+        layout.swatch(_MARGIN, y + 0.5, 7, own)
+        layout.write(_MARGIN + 10, y, f"Concept {k}", bold=True)
+        layout.note(_MARGIN + 10, y + 10, drawing.percent(float(use.shares[k])))
+        drawing.show_patches(layout, pictures, tiles[position], grid, margin, _MARGIN + label_room, y, _TILE, _BETWEEN)
 
-    bars = [theta_rows(explanation, position, wanted, looks, level, rest=True) for position in range(len(rows))]
-    bar_labels, scale = bar_room(bars)
+    intervals = f"share θ of each concept, {100 * level:.0f} % intervals"
+    _head(layout, image_x, "Image level", intervals, map_x - image_x - 4)
+    _head(layout, map_x, "Patch level", f"by {factor} × {factor} patches" if factor > 1 else "by patches", _PICTURE)
+    captions = [f"image {m}" for m in rows]
+    if classes is not None:
+        names = summary.class_names(class_names, images, observations.n_classes)
+        captions = [names[classes[m]] for m in rows]
+    bars = [drawing.theta_bars_of(explanation, position, wanted, fills, level) for position in range(len(rows))]
+    bar_labels, scale = drawing.shared_scale(bars)
     coarse = explanation.aggregate(factor)
     for position, m in enumerate(rows):
         y = _TOP + position * row_height
-        pixels = pictures[m]
-        show(sheet, pixels, image_x, y, _PICTURE, _PICTURE)
-        caption = f"image {m}" if classes is None else names[classes[m]]
-        sheet.write(image_x, y + row_height - _CAPTION + 3, caption, size=SMALL, color=MUTED, room=map_x - image_x - 4)
+        drawing.show(layout, pictures[m], image_x, y, _PICTURE, _PICTURE)
+        layout.note(image_x, y + row_height - _CAPTION + 3, captions[position], room=map_x - image_x - 4)
         step = min((row_height - _CAPTION) / len(bars[position]), 15)
-        show_bars(sheet, bars[position], bars_x, y, _BARS, step, bar_labels, scale)
-        _show_map(sheet, pixels, coarse, position, grid, factor, wanted, looks, map_x, y)
-    return sheet
+        drawing.show_bars(layout, bars[position], image_x + _PICTURE + _GAP, y, _BARS, step, bar_labels, scale)
+        _show_map(layout, pictures[m], coarse, position, grid, factor, dict(zip(wanted, fills, strict=True)), map_x, y)
+    return layout
 
 
-def _head(sheet: Sheet, x: float, title: str, note: str, room: float) -> None:
-    sheet.write(x, _MARGIN, title, size=HEAD, bold=True, room=room)
-    sheet.write(x, _MARGIN + 12, note, size=SMALL, color=MUTED, room=room)
+def _head(layout: Layout, x: float, title: str, note: str, room: float) -> None:
+    layout.write(x, _MARGIN, title, size=HEAD, bold=True, room=room)
+    layout.note(x, _MARGIN + 12, note, room=room)
 
 
 def _mixed(model: PACE, observations: Observations, classes: Array | None) -> list[int]:
-    """Of the two largest predicted classes, the image whose second largest θ is largest: a mixture that can be seen."""
+    """From each of the two largest predicted classes the image with the largest second share: a mixture easy to see."""
     second = np.sort(np.asarray(model.transform(observations)), 1)[:, -2:][:, 0]
     mixed = np.argsort(-second, kind="stable")
     if classes is None:
@@ -145,60 +121,55 @@ def _mixed(model: PACE, observations: Observations, classes: Array | None) -> li
     return [int(mixed[classes[mixed] == n][0]) for n in largest if (classes == n).any()]
 
 
-def _by_turns(theta: Array) -> Array:
-    """Ranks concepts (K,): the largest of every image, then the second largest of every image, and so on."""
-    order = np.argsort(-theta, 1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.arange(theta.shape[1])[None, :], 1)
-    ranking: Array = -(rank.min(0) - theta.max(0) / 2)
-    return ranking
+def _in_turn(theta: Array, used: Array) -> Array:
+    """The concepts in use: the largest of every image, then the second largest of every image, and so on."""
+    concepts = np.flatnonzero(used)
+    theta = theta[:, concepts]
+    rank = np.argsort(np.argsort(-theta, 1, kind="stable"), 1, kind="stable").min(0)
+    ordered: Array = concepts[np.argsort(rank - theta.max(0) / 2, kind="stable")]
+    return ordered
 
 
 def _show_map(
-    sheet: Sheet, pixels: Pixels, coarse: Explanation, image: int, grid: Grid, factor: int, wanted: Sequence[int],
-    looks: Sequence[Look], x: float, y: float,
+    layout: Layout, pixels: Pixels, coarse: Explanation, image: int, grid: Grid, factor: int, fills: dict[int, Fill],
+    x: float, y: float,
 ) -> None:  # fmt: skip
     """The image in grey, tinted by the main concept of its cells; a line around each region, and its number in it."""
-    rows, columns = grid_of(coarse)
-    phi = coarse.phi[image].reshape(rows, columns, -1)  # type: ignore[index]
+    phi = coarse.phi[image].reshape(*grid_of(coarse), -1)  # type: ignore[index]
     main = phi.argmax(2)
-    ground = faded(pixels).astype(np.float64)
-    down, across = _edges(grid[0], factor, pixels.shape[0]), _edges(grid[1], factor, pixels.shape[1])
-    for k, style in zip(wanted, looks, strict=True):
-        strength = np.where(main == k, 0.25 + 0.45 * phi[:, :, k], 0.0)
-        alpha = strength.repeat(np.diff(down), 0).repeat(np.diff(across), 1)[:, :, None]
-        ground = (1 - alpha) * ground + alpha * 255 * np.array(to_rgb(style.color))
-    place = show(sheet, ground.astype(np.uint8), x, y, _PICTURE, _PICTURE)
-    held = np.where(np.isin(main, wanted), main, -1)
-    upright, level = np.argwhere(held[:, 1:] != held[:, :-1]), np.argwhere(held[1:] != held[:-1])
-    borders = [[(across[c + 1], down[r]), (across[c + 1], down[r + 1])] for r, c in upright]
-    borders += [[(across[c], down[r + 1]), (across[c + 1], down[r + 1])] for r, c in level]
-    lines = LineCollection(borders, colors=INK, linewidths=0.7, capstyle="projecting", transform=place)
-    sheet.paper.add_collection(lines, autolim=False)
-    wide, _ = fitted(pixels.shape, _PICTURE, _PICTURE)
-    points = wide / pixels.shape[1]
-    for k in wanted:
-        regions, count = label(held == k)
+    down, across = (
+        drawing.cell_edges(grid[0], pixels.shape[0], factor),
+        drawing.cell_edges(grid[1], pixels.shape[1], factor),
+    )
+    tinted = drawing.faded(pixels).astype(np.float64)
+    for k, own in fills.items():
+        alpha = drawing.on_pixels(np.where(main == k, 0.25 + 0.45 * phi[:, :, k], 0.0), down, across)[:, :, None]
+        tinted = (1 - alpha) * tinted + alpha * 255 * np.array(to_rgb(own.color))
+    place = drawing.show(layout, tinted.astype(np.uint8), x, y, _PICTURE, _PICTURE)
+    regions = np.where(np.isin(main, list(fills)), main, -1)
+    drawing.show_borders(layout, drawing.borders(np.pad(regions, 1, "edge"), down, across), place, INK, 0.7)
+    points = _PICTURE / max(pixels.shape[:2])  # of the page, in a pixel
+    for k in fills:
+        numbered, count = label(regions == k)
         for number in range(1, count + 1):
-            # The cell farthest from the region's edge, of those the one nearest to the region's middle.
-            inside = np.pad(regions == number, 1)
-            depth = distance_transform_edt(inside)[1:-1, 1:-1]
-            cells = np.argwhere(depth == depth.max())
-            r, c = cells[np.abs(cells - cells.mean(0)).sum(1).argmin()]
-            cell_width, cell_height = (across[c + 1] - across[c]) * points, (down[r + 1] - down[r]) * points
-            if width_of(str(k), SMALL, "bold") <= cell_width * (2 * depth[r, c] - 1) - 1 and cell_height > SMALL:
-                middle = (across[c] + across[c + 1]) / 2, (down[r] + down[r + 1]) / 2
-                sheet.paper.text(
-                    *middle, str(k), ha="center", va="center_baseline", fontsize=SMALL, fontweight="bold", color=INK,
-                    parse_math=False, transform=place, path_effects=[withStroke(linewidth=1.2, foreground="white")],
+            r, c, depth = _deepest_cell(numbered == number)
+            wide, high = (across[c + 1] - across[c]) * points, (down[r + 1] - down[r]) * points
+            if width_of(str(k), SMALL, "bold") <= wide * (2 * depth - 1) - 1 and high > SMALL:
+                layout.paper.text(
+                    (across[c] + across[c + 1]) / 2, (down[r] + down[r + 1]) / 2, str(k), ha="center",
+                    va="center_baseline", fontsize=SMALL, fontweight="bold", color=INK, parse_math=False, transform=place,
+                    path_effects=[withStroke(linewidth=1.2, foreground="white")],
                 )  # fmt: skip
-    elsewhere = float((held < 0).mean())
-    note = plural(len(np.unique(main)), "concept")
+    elsewhere = float((regions < 0).mean())
+    note = drawing.plural(len(np.unique(main)), "concept")
     if elsewhere:
-        note = f"{percent(elsewhere)} of the cells: others"
-    sheet.write(x, y + _PICTURE + 3, note, size=SMALL, color=MUTED, room=_PICTURE)
+        note = f"{drawing.percent(elsewhere)} of the cells: others"
+    layout.note(x, y + _PICTURE + 3, note, room=_PICTURE)
 
 
-def _edges(count: int, factor: int, pixels: int) -> list[int]:
-    """Pixels at which cells of `factor` patches begin and end."""
-    return [round(patch * pixels / count) for patch in [*range(0, count, factor), count]]
+def _deepest_cell(region: Array) -> tuple[int, int, float]:
+    """Row, column and depth of the cell farthest from the region's edge, near the middle if there are several."""
+    depth = distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
+    cells = np.argwhere(depth == depth.max())
+    r, c = cells[np.abs(cells - cells.mean(0)).sum(1).argmin()]
+    return int(r), int(c), float(depth[r, c])

@@ -1,4 +1,4 @@
-"""The page itself: the shell, its style and script, and a policy that lets nothing else run or load."""
+"""The page itself: template, style and script, and a content-security policy that lets nothing else run or load."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from importlib.resources import files
 from typing import Any
 
 from pace import __version__
-from pace.showing.report.packing import safe_json
+from pace.showing.report.encoding import safe_json
 
-# One module, put together from these in order: inline modules cannot import each other.
+# Joined in this order into one module: inline modules cannot import each other.
 SCRIPTS = (
     "data.js", "dom.js", "parts.js", "concepts.js", "picker.js", "images.js", "classes.js", "number.js", "trust.js",
     "main.js",
@@ -19,7 +19,7 @@ SCRIPTS = (
 
 
 def render(title: str, data: dict[str, Any], pictures: Sequence[str]) -> bytes:
-    """The whole HTML file. `pictures` are base64, one a line, kept out of the JSON so that it is quick to parse."""
+    """The whole HTML file. `pictures` are base64, one per line, outside the JSON so that that is quick to parse."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -38,22 +38,14 @@ def render(title: str, data: dict[str, Any], pictures: Sequence[str]) -> bytes:
         data=Markup(safe_json(data)),
         pictures=Markup("\n".join(pictures)),
     )
-    return page.encode("utf-8", "replace")  # file names may hold bytes that are no text
+    return page.encode("utf-8", "replace")  # file names may contain invalid characters
 
 
 def policy(style: str, script: str) -> str:
     """This style and this script, pictures that are in the page, and nothing else."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_digest(script)}'",
-            f"style-src '{_digest(style)}'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
 
 

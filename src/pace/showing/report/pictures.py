@@ -1,4 +1,4 @@
-"""The pictures of a report: the pixels the model saw, small enough to travel in one file."""
+"""The pictures of a report: the pixels the model saw, small enough to fit into one file."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from math import ceil, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pace.images import PreprocessingLike
-from pace.showing.patches import Images, Pictures, patch_box
+from pace.showing.patches import Grid, Images, Pictures, patch_box
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MIME = "image/webp"
-TILE = 64  # longer side, in pixels, of a picture in the contact sheet
+TILE = 64  # side, in pixels, of a picture in the contact sheet
 _SIDES = (224, 192, 160, 128, 96, 64, 48)  # longer side of a picture; the first that fits is taken
-_TRIED = 16  # pictures from which the size of all is foretold
-_SHEET_SIDE = 8192  # a sheet's columns and rows stay well under WebP's 16,383 pixels
+_TRIED = 16  # pictures from which the size of all is estimated
 
 
-@dataclass(frozen=True)
-class Sheet:
+class ContactSheet(NamedTuple):
     """All pictures as small tiles of one image, row by row, so that a list of them is decoded at once."""
 
     file: bytes
@@ -39,12 +35,7 @@ def read_pictures(images: Images, count: int, preprocessing: PreprocessingLike |
     """One picture for each of `count` images, none larger than a report shows; `name` is the argument's, for errors."""
     from PIL import Image
 
-    try:
-        seen = Pictures(images, preprocessing)
-    except ValueError as error:  # which speaks of "images", whichever argument they came from
-        raise ValueError(str(error).replace("images:", f"{name}:", 1)) from None
-    if len(seen) != count:
-        raise ValueError(f"{name}: expected one for each of {count} observations; found {len(seen)}")
+    seen = Pictures(images, preprocessing, expected=count, name=name)
     pictures = []
     for index in range(count):
         pixels = seen[index]
@@ -59,57 +50,51 @@ def read_pictures(images: Images, count: int, preprocessing: PreprocessingLike |
 
 def encode(pictures: Sequence[Image], budget: int) -> list[bytes]:
     """The pictures as WebP files of together at most `budget` bytes, as large as fits."""
-    some = pictures[:: ceil(len(pictures) / _TRIED)]
+    sample = pictures[:: ceil(len(pictures) / _TRIED)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # the encoder releases the interpreter lock
+
+        def files(of: Sequence[Image], side: int) -> list[bytes]:
+            return list(pool.map(lambda picture: _webp(_at_most(picture, side), quality=75), of))
+
         for side in _SIDES:
-            small = partial(_webp_at_most, side)
-            if sum(map(len, pool.map(small, some))) * len(pictures) > budget * len(some):
+            if sum(map(len, files(sample, side))) * len(pictures) > budget * len(sample):
                 continue
-            files = list(pool.map(small, pictures))
-            if sum(map(len, files)) <= budget:
-                return files
+            encoded = files(pictures, side)
+            if sum(map(len, encoded)) <= budget:
+                return encoded
     raise ValueError(
         f"images: {len(pictures)} pictures do not fit into the report, which stays under 20 MB; show fewer of them"
     )
 
 
-def contact_sheet(pictures: Sequence[Image]) -> Sheet:
-    """Every picture as a square tile, cut to its centre where it is not square."""
+def contact_sheet(pictures: Sequence[Image]) -> ContactSheet:
+    """Every picture as a square tile, cropped to its centre."""
     from PIL import Image, ImageOps
 
     columns = ceil(sqrt(len(pictures)))
-    if columns * TILE > _SHEET_SIDE:
-        raise ValueError(f"images: a report shows at most {(_SHEET_SIDE // TILE) ** 2}; found {len(pictures)}")
     rows = ceil(len(pictures) / columns)
     sheet = Image.new("RGB", (columns * TILE, rows * TILE))
     for index, picture in enumerate(pictures):
         tile = ImageOps.fit(picture, (TILE, TILE), Image.Resampling.LANCZOS)
         sheet.paste(tile, (index % columns * TILE, index // columns * TILE))
-    return Sheet(_webp(sheet, quality=60), columns, rows)
+    return ContactSheet(_webp(sheet, quality=60), columns, rows)
 
 
-def mean_colour(pictures: Sequence[Image], patches: Sequence[tuple[int, int]], grid: tuple[int, int]) -> list[int]:
+def mean_colour(pictures: Sequence[Image], patches: Sequence[tuple[int, int]], grid: Grid) -> list[int]:
     """Red, green and blue, 0 to 255, of some patches given as (picture, patch)."""
-    total = np.zeros(3)
-    for index, patch in patches:
-        picture = pictures[index]
-        box = patch_box(patch, grid, (picture.height, picture.width))
-        total += np.asarray(picture.crop((box.left, box.top, box.right, box.bottom)), np.float64).mean((0, 1))
-    return [round(value) for value in total / len(patches)]
+    means = [
+        np.asarray(pictures[index].crop(patch_box(patch, grid, pictures[index].size[::-1])), np.float64).mean((0, 1))
+        for index, patch in patches
+    ]
+    return [round(value) for value in np.mean(means, 0)]
 
 
 def _at_most(picture: Image, side: int) -> Image:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    longer = max(picture.size)
-    if longer <= side:
+    if max(picture.size) <= side:
         return picture
-    width, height = (max(1, round(length * side / longer)) for length in picture.size)
-    return picture.resize((width, height), Image.Resampling.LANCZOS)
-
-
-def _webp_at_most(side: int, picture: Image) -> bytes:
-    return _webp(_at_most(picture, side), quality=75)
+    return ImageOps.contain(picture, (side, side), Image.Resampling.LANCZOS)
 
 
 def _webp(picture: Image, quality: int) -> bytes:

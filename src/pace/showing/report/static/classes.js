@@ -1,11 +1,11 @@
-// Classes: what speaks for each of them, and the images that show it best.
+// Classes: the concepts that speak for each of them, and the images that show them best.
 
 const classesView = {
   title: "Classes",
   render(item, query) {
     if (CLASSES === 0) {
       return h("div", { class: "page" }, h("header", { class: "lead" }, h("h1", {}, "No classes"),
-        note("The concepts were learned without the transformer's predictions, so they speak for no class. Fit the model on observations that have predictions to see this view.")));
+        note("The concepts were learned without the transformer's predictions, so they speak for no class. Fit the model on observations with predictions to see this view.")));
     }
     const n = Number(item);
     return item !== null && n in data.classes ? oneClass(n) : allClasses(query);
@@ -32,7 +32,7 @@ function allClasses(query) {
   filter();
   return h("div", { class: "page" },
     h("header", { class: "lead" }, h("h1", {}, "Classes"),
-      note("Which concepts speak for a class: those that its images hold much of (θ) and that favour it over other classes (η). Images belong to the class the transformer predicts, right or wrong.")),
+      note("A concept speaks for a class if the class's images contain much of it (θ) and it favours the class over others (η). Images belong to the class the transformer predicts, right or wrong.")),
     h("div", { class: "filters inline" }, h("label", { for: "class-search" }, "Search"), search, count),
     h("ul", { class: "cards", "aria-label": "Classes" }, cards));
 }
@@ -53,12 +53,12 @@ function oneClass(n) {
     h("nav", { class: "crumbs", "aria-label": "Classes" }, h("a", { href: "#/classes" }, "All classes"),
       count > 0 && h("span", { class: "steps" }, h("a", { class: "button", href: address("images", data.original.predictions.findIndex(([[first]]) => first === n), { class: n }) }, `See its ${plural(count, "image")}`))),
     h("header", { class: "lead" }, h("h1", {}, data.classes[n]),
-      note(found.length ? `The ${plural(found.length, "concept")} that speak for this class most. ` : "No concept in use speaks for this class. ",
-        count === 0 ? "None of these images is predicted as it, so the order rests on all images." : "")),
+      note(found.length ? "The concepts that speak most for this class, strongest first. " : "No concept in use speaks for this class. ",
+        count === 0 ? "None of these images is predicted as this class, so the ranking uses all images." : "")),
     found.map(([k, strength, images], index) => h("section", { class: "card voice", "aria-labelledby": `voice-${k}` },
       h("h2", { id: `voice-${k}` }, h("span", { class: "quiet" }, `${index + 1} `), h("a", { href: link.concept(k) }, conceptName(k)), h("span", { class: "figure" }, signedNumber(strength))),
       h("div", {}, h("h3", {}, "Typical patches"), h("div", { class: "strip" }, data.concepts[k].near.slice(0, 5).map(([m, patch]) =>
         h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch))))),
-      images.length > 0 && h("div", {}, h("h3", {}, "Images of the class that hold most of it"), h("div", { class: "samples small" }, images.map((m) => imageCard(m, k)))))),
-    found.length > 0 && note("The figure is the concept's mean share of the class's images (θ) times how strongly it favours the class over the others (η)."));
+      images.length > 0 && h("div", {}, h("h3", {}, "Images of the class with most of it"), h("div", { class: "samples small" }, images.map((m) => imageCard(m, k)))))),
+    found.length > 0 && note("The number is the concept's mean share of the class's images (θ) times how strongly it favours the class over the others (η)."));
 }

@@ -1,8 +1,8 @@
 // Concepts: the gallery, ordered by use, and one concept.
 
-const MOST = 8; // images that hold a concept, on its page
+const MOST = 8; // images of a concept, on its page
 
-// Of those that are not empty; a concept may be in use and yet not be in these images.
+// Of those that are not empty; a concept may hold patches of other images and none of these.
 const usedConcepts = data.order.filter((k) => data.concepts[k].used);
 const unusedConcepts = data.order.filter((k) => !data.concepts[k].used);
 const emptyCount = CONCEPTS - data.order.length;
@@ -21,27 +21,27 @@ function gallery() {
   return h("div", { class: "page" },
     h("header", { class: "lead" },
       h("h1", {}, plural(usedConcepts.length, "concept"), " in ", plural(IMAGES, "image")),
-      note("A concept is a kind of patch that the transformer treats alike. Each card shows the patches most typical of one concept, framed within their surroundings, no two from the same image. ",
-        "The percentage is its share of all images, where patches that the transformer looks at more count more.")),
+      note("A concept is a kind of patch that the transformer treats alike. Each card shows a concept's most typical patches, framed within their surroundings, each from a different image. ",
+        "The percentage is the concept's share of all images; patches that get more attention from the transformer count more.")),
     h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, usedConcepts.map((k) => conceptCard(k, "h2"))),
     unusedConcepts.length > 0 && h("details", { class: "fold" },
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
-      note("Together with all their patches, each of these holds less than one patch of these images. The patches below are merely the nearest."),
+      note("Each of these holds less than one patch of these images. The patches below are just the nearest ones."),
       h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))),
-    emptyCount > 0 && note(`${stayedEmpty}: no patch was left for them when they were learned.`, data.selection && [" ", h("a", { href: "#/number" }, "How many there are"), "."]));
+    emptyCount > 0 && note(`${stayedEmpty}: they got no patches when the model was fitted.`, data.selection && [" ", h("a", { href: "#/number" }, "How the number was found"), "."]));
 }
 
 function emptyConcept(k) {
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Concepts" }, h("a", { href: "#/concepts" }, "All concepts")),
-    h("header", { class: "lead" }, h("h1", {}, conceptName(k)), note(`This concept stayed empty: no patch was left for it when it was learned. ${stayedEmpty}.`)));
+    h("header", { class: "lead" }, h("h1", {}, conceptName(k)), note(`This concept stayed empty: it got no patches when the model was fitted. ${stayedEmpty}.`)));
 }
 
 function oneConcept(k) {
   const { share, near, neighbours, used } = data.concepts[k];
   const position = data.order.indexOf(k);
   const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
-  const holders = holdersOf(k);
+  const images = imagesWith(k);
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Concepts" },
       h("a", { href: "#/concepts" }, "All concepts"),
@@ -51,29 +51,29 @@ function oneConcept(k) {
       h("p", { class: "facts" },
         h("span", {}, h("b", {}, percent(share)), " of these images"),
         used && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`)),
-      !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are merely the nearest.")),
+      !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are just the nearest ones.")),
     h("section", { "aria-labelledby": "near" },
       h("h2", { id: "near" }, "Most typical patches"),
-      note("The patches whose embeddings lie nearest to the concept's mean, one of each image. The small picture enlarges the patch. Choose one to look into its image."),
+      note("The patches whose embeddings are nearest to the concept's mean, one per image. The small picture shows the patch enlarged. Click one to open its image."),
       h("div", { class: "samples" }, near.map(([m, patch]) => galleryItem(m, patch)))),
     CLASSES > 0 && h("section", { "aria-labelledby": "speaks" },
       h("h2", { id: "speaks" }, "Classes it speaks for"),
-      note("How much more this concept favours a class than it favours the average class (η). It is learned from the transformer's own predictions, not from labels."),
+      note("How much more this concept favours a class than it favours the average class (η). This is learned from the transformer's predictions, not from labels."),
       evidenceList(k)),
-    holders.length > 0 && h("section", { "aria-labelledby": "holders" },
-      h("h2", { id: "holders" }, "Images that hold most of it"),
-      note("Lit patches belong to the concept; the percentage is its share of the image (θ)."),
-      h("div", { class: "samples wide" }, holders.slice(0, MOST).map((m) => imageCard(m, k))),
-      holders.length > MOST && h("a", { class: "button", href: link.image(holders[0], { overlay: k, concept: k }) }, `See all ${plural(holders.length, "image")}`)),
+    images.length > 0 && h("section", { "aria-labelledby": "images" },
+      h("h2", { id: "images" }, "Images with most of it"),
+      note("The bright patches belong to the concept; the percentage is its share of the image (θ)."),
+      h("div", { class: "samples wide" }, images.slice(0, MOST).map((m) => imageCard(m, k))),
+      images.length > MOST && h("a", { class: "button", href: link.image(images[0], { overlay: k, concept: k }) }, `See all ${plural(images.length, "image")}`)),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
       h("h2", { id: "neighbours" }, "Neighbours"),
-      note("The concepts in use whose means lie nearest. Two that look the same may be one concept split in two."),
+      note("The concepts in use with the nearest means. Two that look the same may be one concept split in two."),
       h("ul", { class: "cards" }, neighbours.map((other) => conceptCard(other)))));
 }
 
 function imageCard(m, k) {
   return h("a", { class: "sample image", href: link.image(m, { patch: bestPatch(m, k), overlay: k }) },
-    lit(m, k),
+    highlighted(m, k),
     h("span", { class: "caption" }, h("span", { class: "clip" }, data.names[m]), h("b", {}, percent(original.theta(m, k)))));
 }
 

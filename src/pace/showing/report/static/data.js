@@ -1,4 +1,4 @@
-// What the page knows. Numbers come as base64 of small integers, pictures as one base64 line each.
+// The data of the page. Numbers are small integers in base64, pictures one base64 line each.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const pictures = document.getElementById("pictures").textContent.split("\n");

@@ -21,7 +21,7 @@ const percent = (share, digits = share < 0.0995 ? 1 : 0) => `${(100 * share).toF
 const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 const signedNumber = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
 
-/** Several figures of one size: enough digits to tell them apart. */
+/** A number of any size with about three digits. */
 function figure(value) {
   if (value === null) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en").replace("-", "−");
@@ -34,7 +34,7 @@ function say(text) {
   document.getElementById("live").textContent = text;
 }
 
-/** Called once, when the element comes near the window; pictures that nobody looks at are never decoded. */
+/** Calls `task` once, when the element comes near the window; pictures that nobody sees are never decoded. */
 const onSight = (() => {
   const tasks = new WeakMap();
   const observer = new IntersectionObserver(
@@ -54,7 +54,7 @@ const onSight = (() => {
   };
 })();
 
-/** At most once per pause of `wait` ms, with the last arguments. */
+/** Calls `action` with the last arguments once there has been no call for `wait` ms. */
 function settle(action, wait) {
   let timer = 0;
   return (...args) => {

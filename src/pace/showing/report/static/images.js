@@ -1,4 +1,4 @@
-// Images: choose one, look at its patches, its mixture and its prediction.
+// Images: choose one, see its patches, its mixture and its prediction.
 
 const TOP = 8; // concepts shown before "show all"
 
@@ -19,7 +19,7 @@ const imagesView = {
     this.markItem();
   },
 
-  /** The state from the address; what makes no sense is left out. */
+  /** The state from the address; anything invalid is ignored. */
   read(item, query) {
     const whole = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : null);
     const overlay = query.get("overlay");
@@ -39,7 +39,7 @@ const imagesView = {
     return address("images", image, { patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, q });
   },
 
-  /** Arrow keys held down would flood the history; the address follows when they rest. */
+  /** Arrow keys held down would flood the history, so the address is updated when they are released. */
   remember: settle(() => imagesView.element.isConnected && replaceAddress(imagesView.address()), 200),
 
   set(change) {
@@ -57,7 +57,7 @@ const imagesView = {
     this.subtitle = h("p", { class: "facts" });
     this.panel = h("section", { class: "card panel", "aria-label": "Patch" });
     this.overlays = h("div", { class: "segments", role: "group", "aria-label": "Overlay" });
-    this.grey = h("p", { class: "note", hidden: true }, "Grey patches belong to concepts that have fewer patches here.");
+    this.grey = h("p", { class: "note", hidden: true }, "Grey patches belong to concepts with fewer patches in this image.");
     this.detail = h("div", { class: "detail" });
     this.element = h("div", { class: "page images" },
       this.buildBrowser(),
@@ -68,7 +68,7 @@ const imagesView = {
             h("div", { class: `pickers${hasPerturbedPictures ? " two" : ""}` }, this.pickers.map((picker) => picker.element)),
             this.overlays,
             this.grey,
-            h("p", { id: "picker-help", class: "note" }, "Point at a patch, tap it, or walk with the arrow keys; Escape lets go."),
+            h("p", { id: "picker-help", class: "note" }, "Point at a patch, tap it, or use the arrow keys; Escape clears the selection."),
             this.panel),
           this.detail)));
   },
@@ -88,15 +88,15 @@ const imagesView = {
       } }, h("option", { value: "" }, every), options.map(([value, text, count]) => h("option", { value: String(value) }, `${text} (${count})`)));
       return select;
     };
-    this.chosenClass = CLASSES > 0 && original.predictions && choice("class", "Every class", predictedClasses().map(([n, count]) => [n, data.classes[n], count]));
-    this.chosenConcept = choice("concept", "Every concept", data.order.map((k) => [k, conceptName(k), holdersOf(k).length]));
+    this.chosenClass = CLASSES > 0 && original.predictions && choice("class", "Any class", predictedClasses().map(([n, count]) => [n, data.classes[n], count]));
+    this.chosenConcept = choice("concept", "Any concept", data.order.map((k) => [k, conceptName(k), imagesWith(k).length]));
     this.count = h("p", { class: "quiet", role: "status" });
     this.list = h("ul", { class: "browser-list", "aria-label": "Images; move with the arrow keys", onkeydown: (event) => this.walkList(event) }, this.items);
     return h("aside", { class: "browser", "aria-label": "Choose an image" },
       h("div", { class: "filters" },
         h("label", { for: "image-search" }, "Search"), this.search,
         this.chosenClass && [h("label", { for: "image-class" }, "Predicted as"), this.chosenClass],
-        h("label", { for: "image-concept" }, "Holding"), this.chosenConcept),
+        h("label", { for: "image-concept" }, "Contains"), this.chosenConcept),
       this.count, this.list);
   },
 
@@ -115,7 +115,7 @@ const imagesView = {
     const words = q.toLowerCase().split(/\s+/).filter(Boolean);
     this.matching = [];
     this.items.forEach((item, m) => {
-      const fits = (n === null || predictedClass(m) === n) && (k === null || original.theta(m, k) >= HELD) && words.every((word) => haystack(m).includes(word));
+      const fits = (n === null || predictedClass(m) === n) && (k === null || original.theta(m, k) >= HELD) && words.every((word) => searchText(m).includes(word));
       item.hidden = !fits;
       if (fits) this.matching.push(m);
     });
@@ -216,7 +216,7 @@ const imagesView = {
     this.set({ overlay });
     this.showOverlay();
     this.detail.querySelector(`[data-toggle="${k}"]`)?.focus();
-    say(overlay === null ? "Overlay off" : `${conceptName(k)} is lit on the image`);
+    say(overlay === null ? "Overlay off" : `${conceptName(k)} is highlighted in the image`);
   },
 
   // -- patches ---------------------------------------------------------------------------------------------------
@@ -231,10 +231,10 @@ const imagesView = {
   pick(view, patch) {
     this.set({ patch, on: view.name });
     this.showPatch();
-    say(patch === null ? "No patch chosen" : describePatch(view, this.state.image, patch));
+    say(patch === null ? "No patch selected" : describePatch(view, this.state.image, patch));
   },
 
-  /** The patch that was picked, once the pointer has left. */
+  /** The selected patch, once the pointer has left. */
   showPatch() {
     const { patch, on } = this.state;
     this.pickers.forEach((picker) => picker.mark(picker.view.name === on ? patch : null));
@@ -246,7 +246,7 @@ const imagesView = {
     this.shown = `${view.name} ${patch}`;
     if (patch === null) {
       const k = original.ranked(m)[0];
-      this.panel.replaceChildren(h("h2", {}, "No patch chosen"),
+      this.panel.replaceChildren(h("h2", {}, "No patch selected"),
         h("p", { class: "quiet" }, `The largest concept of this image is ${conceptName(k)}:`), galleryStrip(k));
       return;
     }
@@ -260,7 +260,7 @@ const imagesView = {
         h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${100 * share}%` } })),
         h("span", { class: "figure" }, percent(share, 0))))),
       h("p", { class: "note" }, "It counts as ", h("b", {}, weight.toFixed(1)), weight.toFixed(1) === "1.0" ? " average patch" : " average patches",
-        ", by the attention the transformer gives it. Typical patches of ", h("a", { href: link.concept(k) }, conceptName(k)), ":"),
+        ", going by the attention it gets. Typical patches of ", h("a", { href: link.concept(k) }, conceptName(k)), ":"),
       galleryStrip(k));
   },
 
@@ -272,7 +272,7 @@ const imagesView = {
   },
 
   mixture(m) {
-    // What the perturbation brought in should be seen as well.
+    // Concepts that only the perturbed image shows are listed as well.
     const larger = (k) => Math.max(original.theta(m, k), perturbed ? perturbed.theta(m, k) : 0);
     const ranked = original.ranked(m);
     const used = ranked.filter((k) => larger(k) > 0.002);
@@ -281,13 +281,13 @@ const imagesView = {
     const reach = Math.max(...rows.map((k) => Math.max(original.high(m, k), perturbed ? perturbed.high(m, k) : 0)));
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
-      note(`Share of each concept (θ), where patches that the transformer looks at more count more. The thin line is where it lies with ${LEVEL} probability`,
-        perturbed ? "; the striped bar is the same for the perturbed image" : "",
-        ". Press a concept's picture to light it on the image."),
+      note(`Share of each concept (θ); patches that get more attention count more. The thin line is the ${LEVEL} credible interval`,
+        perturbed ? "; the striped bar is the perturbed image" : "",
+        ". Click a concept's picture to highlight it in the image."),
       h("ul", { class: "rows theta" }, rows.map((k) => {
-        const lit = this.state.overlay === k;
+        const isOn = this.state.overlay === k;
         return h("li", {},
-          h("button", { type: "button", class: "toggle", "data-toggle": String(k), "aria-pressed": String(lit), "aria-label": `Light ${conceptName(k)} on the image`, onclick: () => this.toggle(k) }, face(k, true)),
+          h("button", { type: "button", class: "toggle", "data-toggle": String(k), "aria-pressed": String(isOn), "aria-label": `Highlight ${conceptName(k)} in the image`, onclick: () => this.toggle(k) }, face(k, true)),
           h("span", { class: "who" }, this.colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: this.colours.get(k) } }),
             h("a", { href: link.concept(k) }, conceptName(k))),
           h("small", {}, interval(original, m, k), perturbed && ` · perturbed ${percent(perturbed.theta(m, k), 0)}`),
@@ -310,18 +310,18 @@ const imagesView = {
     const select = h("select", { id: "why", onchange: () => show(Number(select.value)) }, choices.map((n) => h("option", { value: String(n) }, data.classes[n])));
     show(predicted);
     return h("section", { class: "card", "aria-labelledby": "prediction" },
-      h("h2", { id: "prediction" }, "What carried the prediction"),
+      h("h2", { id: "prediction" }, "What drove the prediction"),
       said && h("ul", { class: "rows" }, said.slice(0, 3).map(([n, probability]) => h("li", {},
         h("a", { class: "clip", href: link.class(n) }, data.classes[n]),
         h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${100 * probability}%` } })),
         h("span", { class: "figure" }, percent(probability, 0))))),
       said && note(pointed === predicted
-        ? ["The transformer's own prediction. Without being told, the concepts ", h("b", {}, "point to the same class"), "."]
-        : ["The transformer's own prediction. Without being told, the concepts point ", h("b", {}, "elsewhere"), ": to ", classChip(pointed), ". Do not trust the explanation of this image."]),
+        ? ["The transformer's own prediction. Without seeing it, the concepts ", h("b", {}, "point to the same class"), "."]
+        : ["The transformer's own prediction. Without seeing it, the concepts point ", h("b", {}, "elsewhere"), ": to ", classChip(pointed), ". Do not trust the explanation of this image."]),
       !said && note("The transformer's prediction is not known here. The concepts point to ", classChip(pointed), "."),
       h("p", { class: "pick" }, h("label", { for: "why" }, "Concepts for and against "), select),
       carried,
-      note("A concept's share of the image (θ) times how strongly it favours the class over the others (η). Right of the middle speaks for the class, left against it."));
+      note("A concept's share of the image (θ) times how strongly it favours the class over the others (η). Bars to the right speak for the class, bars to the left against it."));
   },
 };
 
@@ -339,7 +339,7 @@ function interval(view, m, k) {
 
 function prefixNote(m) {
   const mixture = original.mixture(m, 0);
-  return note("The summary token (CLS) belongs to no patch and has ", h("b", {}, percent(original.weight(m, 0))), " of the weight; it goes to ",
+  return note("The summary token (CLS) is not a patch and has ", h("b", {}, percent(original.weight(m, 0))), " of the weight, which goes to ",
     mixture.slice(0, 1).map(([k]) => h("a", { href: link.concept(k) }, conceptName(k))), ".");
 }
 
@@ -348,7 +348,7 @@ function movedNote(m) {
   for (let k = 0; k < CONCEPTS; k++) moved += Math.abs(original.theta(m, k) - perturbed.theta(m, k)) / 2;
   const before = predictedClass(m), after = predictedClass(m, perturbed);
   return note("Under the perturbation ", h("b", {}, percent(moved, 0)), " of the mixture moved to other concepts",
-    before === null || after === null ? "." : before === after ? ", and the prediction stayed." : [", and the prediction changed to ", classChip(after), "."]);
+    before === null || after === null ? "." : before === after ? ", and the prediction stayed the same." : [", and the prediction changed to ", classChip(after), "."]);
 }
 
 function contributions(m, n) {
@@ -360,7 +360,7 @@ function contributions(m, n) {
     face(k, true), h("a", { href: link.concept(k) }, conceptName(k)), twoSided(value, reach), h("span", { class: "figure" }, signedNumber(value)))));
 }
 
-/** A concept's typical patches; built once, since pointing at patches asks for the same few again and again. */
+/** A concept's typical patches; built once, since moving over patches asks for the same few again and again. */
 const strips = new Map();
 function galleryStrip(k) {
   if (!strips.has(k)) {
@@ -380,13 +380,13 @@ function describePatch(view, m, patch) {
   return `Patch at ${place(patch)}${view === perturbed ? ", perturbed" : ""}: ${mixture.join(", ")}`;
 }
 
-const haystacks = [];
-function haystack(m) {
+const searchTexts = [];
+function searchText(m) {
   const n = predictedClass(m);
-  return (haystacks[m] ??= [data.names[m], data.labels?.[m] ?? "", n === null ? "" : data.classes[n]].join(" ").toLowerCase());
+  return (searchTexts[m] ??= [data.names[m], data.labels?.[m] ?? "", n === null ? "" : data.classes[n]].join(" ").toLowerCase());
 }
 
-/** Classes that some image is predicted as, with how many. */
+/** Classes that some image is predicted as, and how many images. */
 function predictedClasses() {
   const counts = new Map();
   for (let m = 0; m < IMAGES; m++) counts.set(predictedClass(m), (counts.get(predictedClass(m)) ?? 0) + 1);

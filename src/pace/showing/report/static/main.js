@@ -1,4 +1,4 @@
-// The address's fragment says what is shown: #/view/item?option=value.
+// The fragment of the address says what is shown: #/view/item?option=value.
 
 const views = { concepts: conceptsView, images: imagesView, classes: classesView, ...(data.selection && { number: numberView }), trust: trustView };
 const content = document.getElementById("content");
@@ -20,7 +20,7 @@ function decode(text) {
   }
 }
 
-/** Another address for what is shown already. */
+/** Changes the address of what is shown, without a new entry in the history. */
 function replaceAddress(hash) {
   if (current) current.hash = hash;
   history.replaceState(null, "", hash);
@@ -66,7 +66,7 @@ document.addEventListener("click", (event) => {
   const followed = event.target.closest('a[href^="#/"]');
   byLink = followed !== null && followed.hash !== location.hash;
 }, true);
-if (data.warnings.length) { // said in every view: who does not look at Trust would believe the rest
+if (data.warnings.length) { // in every view: whoever skips Trust would believe the rest
   document.querySelector('[data-view="trust"]').append(
     h("span", { class: "badge", "aria-hidden": "true" }, String(data.warnings.length)), h("span", { class: "unseen" }, `, ${plural(data.warnings.length, "warning")}`));
 }

@@ -1,4 +1,4 @@
-// Number: for models that found the number of their concepts. The bound with every number, and each concept's evidence.
+// Number: for models that found their number of concepts. The bound for every number tried, and each concept's evidence.
 
 const NEAR = 3; // concepts more or fewer than were found
 
@@ -7,40 +7,40 @@ const nats = (value) => `${figure(value)} nats`;
 const numberView = {
   title: "Number",
   render() {
-    const { images, concepts, evidence: worth, moves, numbers } = data.selection;
+    const { images, concepts, evidence: strengths, moves, numbers } = data.selection;
     const merges = moves.filter((kind) => kind === "merge").length, splits = moves.filter((kind) => kind === "split").length;
-    const pruned = worth.length < concepts;
+    const pruned = strengths.length < concepts;
     return h("div", { class: "page" },
-      h("header", { class: "lead" }, h("h1", {}, plural(worth.length, "concept was", "concepts were"), " found"),
-        note(pruned ? `${concepts} were asked for; the others stay empty. ` : "Nobody said how many there are. ", "The bound sets how well concepts fit the patches against how many concepts that takes, and of all numbers that were tried ",
-          `it is best with this one. ${plural(images, "image was", "images were")} looked at. `,
-          merges + splits > 0 ? `From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.` : "It was the first guess, and no merge or split raised the bound.",
-          worth.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.",
-          data.order.length !== worth.length && ` Learning went on from these, and now ${plural(data.order.length, "concept holds", "concepts hold")} patches.`)),
+      h("header", { class: "lead" }, h("h1", {}, plural(strengths.length, "concept was", "concepts were"), " found"),
+        note(pruned ? `${concepts} were asked for; the others stay empty. ` : "The number was not given. ", "The bound weighs how well the concepts fit the patches against how many there are; of all numbers tried, this one is best. ",
+          `${plural(images, "image was", "images were")} used. `,
+          merges + splits > 0 ? `From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.` : "It was the first guess; no merge or split raised the bound.",
+          strengths.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.",
+          data.order.length !== strengths.length && ` After the fit, ${plural(data.order.length, "concept holds", "concepts hold")} patches.`)),
       h("section", { class: "card warning", "aria-labelledby": "sure" },
-        h("h2", { id: "sure" }, "Far too sure of itself"),
-        h("p", {}, "The bound takes patches for independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much: the probabilities are worth little, and the number may be too large. ",
+        h("h2", { id: "sure" }, "Do not rely on the exact number"),
+        h("p", {}, "The bound treats patches as independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much, and the number may be too large. ",
           "Trust it if another seed finds the same number and the weakest concepts below mean something to you; otherwise ", pruned ? "use all that you ask for (prune=False, or --no-prune)." : "set the number by hand.")),
-      byNumber(), byEvidence(worth));
+      byNumber(), byEvidence(strengths));
   },
 };
 
 function byNumber() {
-  const { numbers, bounds, posterior, evidence: worth } = data.selection;
+  const { numbers, bounds, evidence: strengths } = data.selection;
   const best = Math.max(...bounds);
-  const all = numbers.map((number, index) => ({ number, below: best - bounds[index], chance: posterior[index] }));
-  const near = all.filter(({ number }) => Math.abs(number - worth.length) <= NEAR);
-  const drawn = [["All numbers that were tried", all], ["Near the number found", near]].slice(0, near.length < all.length ? 2 : 1);
+  const all = numbers.map((number, index) => ({ number, below: best - bounds[index] }));
+  const near = all.filter(({ number }) => Math.abs(number - strengths.length) <= NEAR);
+  const drawn = [["All numbers tried", all], ["Near the number found", near]].slice(0, near.length < all.length ? 2 : 1);
   return h("section", { class: "card", "aria-labelledby": "numbers" },
     h("h2", { id: "numbers" }, "The bound against the number of concepts"),
-    note("Higher is better, in nats below the best. A steep fall on both sides of the line speaks for the number that was found; a flat top says that other numbers would do as well."),
-    h("div", { class: "charts" }, drawn.map(([title, shown]) => numberChart(title, shown, worth.length))),
+    note("In nats below the best; higher is better. A steep fall on both sides of the line supports the number that was found; with a flat top, other numbers would do as well."),
+    h("div", { class: "charts" }, drawn.map(([title, shown]) => numberChart(title, shown, strengths.length))),
     h("table", { class: "numbers" },
       h("caption", { class: "unseen" }, "The bound near the number found"),
-      h("thead", {}, h("tr", {}, ["concepts", "bound below the best", "probability"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, near.map(({ number, below, chance }) => h("tr", { class: number === worth.length && "found" },
-        h("th", { scope: "row" }, String(number), number === worth.length && h("span", { class: "unseen" }, ", found")),
-        h("td", { class: "figure" }, nats(below)), h("td", { class: "figure" }, chance.toFixed(3)))))));
+      h("thead", {}, h("tr", {}, ["concepts", "bound below the best"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, near.map(({ number, below }) => h("tr", { class: number === strengths.length && "found" },
+        h("th", { scope: "row" }, String(number), number === strengths.length && h("span", { class: "unseen" }, ", found")),
+        h("td", { class: "figure" }, nats(below)))))));
 }
 
 function numberChart(title, shown, found) {
@@ -54,12 +54,12 @@ function numberChart(title, shown, found) {
 }
 
 /** The fit began with the concepts in this order, so their names are their ranks. */
-function byEvidence(worth) {
-  const most = Math.max(...worth);
+function byEvidence(strengths) {
+  const most = Math.max(...strengths);
   return h("section", { class: "card", "aria-labelledby": "worth" },
     h("h2", { id: "worth" }, "The concepts by their evidence"),
-    note("What the bound loses when a concept becomes one with the neighbour that fits it best, as it was before learning went on from there. A concept with little is a matter of taste."),
-    h("ol", { class: "rows mixture worth", "aria-label": "Concepts, those with most evidence first" }, worth.map((value, k) => h("li", {},
+    note("What the bound loses when a concept is merged with the neighbour that fits it best, measured before the fit. Whether to keep a concept with little evidence is a matter of taste."),
+    h("ol", { class: "rows mixture worth", "aria-label": "Concepts, those with most evidence first" }, strengths.map((value, k) => h("li", {},
       face(k), h("a", { href: link.concept(k) }, conceptName(k)),
       h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${value === null ? 100 : Math.max(0.5, (100 * value) / (most || 1))}%` } })),
       h("span", { class: "figure" }, value === null ? "the only one" : nats(value))))));

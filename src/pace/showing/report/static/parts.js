@@ -1,4 +1,4 @@
-// Pieces that several views share: pictures, crops, bars, chips.
+// What several views share: pictures, crops, bars, chips.
 
 const conceptName = (k) => `Concept ${k}`;
 const place = (patch) => `row ${Math.floor(patch / COLUMNS) + 1}, column ${(patch % COLUMNS) + 1}`;
@@ -15,7 +15,7 @@ function address(view, item, options = {}) {
   return `#/${view}${item === null || item === undefined ? "" : `/${item}`}${query ? `?${query}` : ""}`;
 }
 
-/** `eager` for what is looked at already: it is there at once, at the cost of the moment it takes to decode. */
+/** `eager` for what is on screen already: it appears at once, and the page waits while it is decoded. */
 function picture(m, eager = false) {
   const image = h("img", { alt: "", decoding: eager ? "sync" : "async", draggable: "false" });
   const load = () => { image.src = original.picture(m); };
@@ -38,7 +38,7 @@ function inContext(m, patch) {
 }
 
 const SPAN = 5;
-// Of the surroundings of any patch, since they move inwards at the border.
+// The same for every patch, since the crop moves inwards at the border.
 const cropShape = (span) => (Math.min(span, COLUMNS) * data.picture.width * ROWS) / (Math.min(span, ROWS) * data.picture.height * COLUMNS);
 
 /** The surroundings of a patch, `span` patches wide, with the patch marked. */
@@ -107,18 +107,18 @@ function spotlight(canvas, map) {
   }
 }
 
-/** An image with the patches of one concept lit. */
-function lit(m, k) {
+/** An image with the patches of one concept highlighted. */
+function highlighted(m, k) {
   const canvas = h("canvas", { class: "overlay", "aria-hidden": "true" });
   const box = h("span", { class: "context", style: { "aspect-ratio": pictureShape } }, picture(m), canvas);
   onSight(canvas, () => spotlight(canvas, original.map(m, k)));
   return box;
 }
 
-const HELD = 0.01; // share of an image below which it does not hold a concept
+const HELD = 0.01; // share below which an image does not show a concept; contents.py has the same
 
-/** The images that hold a concept, those with most of it first. */
-function holdersOf(k) {
+/** The images that contain a concept, those with most of it first. */
+function imagesWith(k) {
   return Array.from({ length: IMAGES }, (_, m) => m).filter((m) => original.theta(m, k) >= HELD)
     .sort((a, b) => original.theta(b, k) - original.theta(a, k));
 }
@@ -139,7 +139,7 @@ function twoSided(value, reach) {
     h("span", { class: value < 0 ? "against" : "for", style: { width: `${width}%` } }));
 }
 
-/** A patch of a concept's gallery: the whole image with the patch lit, the patch enlarged beside it. */
+/** A patch of a concept's gallery: the whole image with the patch highlighted, and the patch enlarged beside it. */
 function galleryItem(m, patch) {
   const enlarged = crop(m, patch, 3);
   // Out of the way of the patch it enlarges.
@@ -166,7 +166,7 @@ function conceptCard(k, level = "h3") {
 
 const largestShare = Math.max(...data.concepts.map(({ share }) => share));
 
-/** Words that stay on the page, since a phone has no tooltips. */
+/** An explanation on the page itself, since a phone has no tooltips. */
 const note = (...children) => h("p", { class: "note" }, children);
 
 /** A curve through points [x, y] on a scale of its own, with a line at the x that is marked, if any. */

@@ -1,4 +1,4 @@
-// An image whose patches can be hovered, tapped, or walked with the arrow keys, with concepts laid over it.
+// An image with concepts laid over it, whose patches can be chosen by pointer, tap or arrow keys.
 
 const REGION_COLOURS = ["#e69f00", "#56b4e9", "#2bb38a", "#e8dc3c", "#d68ab8", "#e2683c", "#8f7ae6", "#1c2e4a"];
 
@@ -9,7 +9,7 @@ function tone(rgb) {
 }
 const REGION_TONES = REGION_COLOURS.map((colour) => tone([1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16))));
 
-/** A colour for each of a few concepts, the first to choose first: as near as can be to that of its patches, so that yellow ones are not painted pink. */
+/** A colour for each of a few concepts, as close as possible to that of its patches, so that yellow ones are not painted pink. Earlier ones choose first. */
 function coloursFor(concepts) {
   const free = new Set(REGION_COLOURS.keys());
   return new Map(concepts.map((k) => {
@@ -22,7 +22,7 @@ function coloursFor(concepts) {
 }
 
 class Picker {
-  /** `onHover(view, patch or null)` and `onPick(view, patch or null)` tell where the pointer or the keys are. */
+  /** `onHover(view, patch or null)` and `onPick(view, patch or null)` are called when the pointer or the keys move. */
   constructor(view, caption, { onHover, onPick }) {
     this.view = view;
     this.onPick = onPick;
@@ -64,7 +64,7 @@ class Picker {
   /** Lay a concept over the image, "all" for a map of the concepts that have `colours`, or nothing. */
   overlay(what, colours) {
     this.canvas.hidden = what === null;
-    this.image.classList.toggle("grey", what === "all"); // the colours laid over it must not mix with its own
+    this.image.classList.toggle("grey", what === "all"); // so that its own colours do not mix with the overlay
     this.labels.replaceChildren();
     this.isPartlyGrey = false;
     if (what === null) return;
@@ -72,7 +72,7 @@ class Picker {
     else spotlight(this.canvas, this.view.map(this.m, what));
   }
 
-  /** Every patch in the colour of its strongest concept; a number says which, so colour is not needed. */
+  /** Every patch in the colour of its strongest concept, with the concept's number, so that colour is not needed. */
   regions(colours) {
     const members = new Map();
     paint(this.canvas, (patch) => {

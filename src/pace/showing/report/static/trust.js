@@ -1,25 +1,25 @@
-// Trust: the five desiderata, what would expose each of them, and how learning went.
+// Trust: the five desiderata with sanity checks for each, and how learning went.
 
 const DESIDERATA = [
-  { name: "faithfulness", question: "Do the concepts say what the transformer says?",
-    exposes: "Concepts that were shown the prediction can simply repeat it. So it is withheld, and compared with always naming the most frequent class.",
+  { name: "faithfulness", question: "Can the prediction be recovered from the concepts?",
+    check: "Concepts that see the prediction could just repeat it. So it is withheld, and the score is compared with always guessing the most frequent class.",
     beside: ["majority_class", "nonlinear_faithfulness", "class_echo", "evidence_gap", "deletion", "insertion"] },
-  { name: "stability", question: "Does the explanation survive a small change of the image?",
-    exposes: "An explanation that is the same for every image is perfectly stable. So the change is compared with the distance between different images.",
+  { name: "stability", question: "Does the explanation survive a small change to the image?",
+    check: "An explanation that is the same for every image is perfectly stable. So the change is compared with the distance between different images.",
     beside: ["between_images", "reidentification", "prediction_survival"] },
   { name: "sparsity", question: "Is an image explained by few concepts?",
-    exposes: "One concept for everything is as sparse as can be. So count the concepts that an image really shows.",
+    check: "A single concept for everything would be perfectly sparse. So check how many concepts an image really shows.",
     beside: ["hoyer_sparsity", "concepts_per_image"] },
-  { name: "levels", question: "Does it speak of the dataset, of images and of patches?",
-    exposes: "If every patch of an image has the same concept, the patch level says nothing new. If one token holds all the weight, neither does the image level.",
+  { name: "levels", question: "Does it explain the dataset, each image and each patch?",
+    check: "If every patch of an image has the same concept, the patch level says nothing new. If one token has all the weight, neither does the image level.",
     beside: ["patch_variety", "cls_weight"] },
-  { name: "n_concepts", question: "Are there few concepts in all (parsimony)?",
-    exposes: "A hundred concepts of which two are used are two concepts.",
+  { name: "n_concepts", question: "Are there few concepts overall (parsimony)?",
+    check: "If only two of a hundred concepts are used, there are really only two.",
     beside: ["effective_concepts"] },
 ];
 
 const TERMS = [
-  ["Everything together", (bound) => bound[0] + bound[1] + bound[2], ["The bound ", h("i", {}, "L"), " that learning raises."]],
+  ["Total", (bound) => bound[0] + bound[1] + bound[2], ["The bound ", h("i", {}, "L"), " that learning raises."]],
   ["Embeddings", (bound) => bound[0], ["How well the concepts fit the patches (", h("i", {}, "L"), h("sub", {}, "e"), ")."]],
   ["Faithfulness", (bound) => bound[1], ["How well they recover predictions (", h("i", {}, "L"), h("sub", {}, "f"), ")."]],
   ["Stability", (bound) => bound[2], ["How much more alike the two views of an image are than two images (", h("i", {}, "L"), h("sub", {}, "s"), ")."]],
@@ -30,7 +30,7 @@ const trustView = {
   render() {
     return h("div", { class: "page" },
       h("header", { class: "lead" }, h("h1", {}, "Can it be trusted?"),
-        note("An explanation can score well and explain nothing. So each of the five things asked of it stands beside the figures that would give it away.")),
+        note("An explanation can score well and still explain nothing. So each of the five main scores stands beside the numbers that would reveal it.")),
       verdict(), scoreSections(), facts(), bounds());
   },
 };
@@ -41,17 +41,17 @@ function verdict() {
       h("h2", { id: "warnings" }, data.warnings.length === 1 ? "One warning" : `${data.warnings.length} warnings`),
       h("ul", {}, data.warnings.map((text) => h("li", {}, text))));
   }
-  return data.scores && h("p", { class: "card fine" }, "No sign of collapse was found in these figures.");
+  return data.scores && h("p", { class: "card fine" }, "These numbers show no sign of collapse.");
 }
 
 function scoreSections() {
   if (!data.scores) {
     return h("section", { class: "card" }, h("h2", {}, "Not scored"),
-      note("This report was made without scores, so nothing here says how far to trust it. Run pace evaluate before pace report, or pass scores=pace.metrics.evaluate(…) to write_report."));
+      note("This report was made without scores, so it cannot say how far to trust it. Run pace evaluate before pace report, or pass scores=pace.metrics.evaluate(…) to write_report."));
   }
   const left = new Map(data.scores.map((score) => [score.name, score]));
   const take = (name) => { const score = left.get(name); left.delete(name); return score; };
-  const sections = DESIDERATA.map(({ name, question, exposes, beside }) => {
+  const sections = DESIDERATA.map(({ name, question, check, beside }) => {
     const main = take(name);
     const known = beside.map(take);
     const family = [...left.keys()].filter((other) => other.startsWith(`${name}_`)).map(take);
@@ -59,11 +59,11 @@ function scoreSections() {
     if (!main && !others.length) return null;
     return h("section", { class: "card claim", "aria-label": main?.title ?? question },
       h("div", { class: "asked" }, h("h2", {}, question), main ? scoreItem(main, true) : h("p", { class: "quiet" }, "Not scored here.")),
-      h("div", { class: "exposed" }, h("h3", {}, "What would expose it"), note(exposes), h("div", { class: "pairs" }, others.map((score) => scoreItem(score)))));
+      h("div", { class: "exposed" }, h("h3", {}, "Sanity checks"), note(check), h("div", { class: "pairs" }, others.map((score) => scoreItem(score)))));
   });
   const rest = [...left.values()];
   return [sections, rest.length > 0 && h("section", { class: "card", "aria-labelledby": "more" },
-    h("h2", { id: "more" }, "More figures"), h("div", { class: "pairs" }, rest.map((score) => scoreItem(score))))];
+    h("h2", { id: "more" }, "More scores"), h("div", { class: "pairs" }, rest.map((score) => scoreItem(score))))];
 }
 
 function scoreItem({ title, value, low, high, better, range, meaning }, large = false) {
@@ -81,13 +81,13 @@ function scoreItem({ title, value, low, high, better, range, meaning }, large = 
 function facts() {
   const fact = (value, text) => h("div", {}, h("b", { class: "figure" }, value), h("p", { class: "note" }, text));
   return h("section", { class: "card", "aria-labelledby": "facts" },
-    h("h2", { id: "facts" }, "Counted on this page"),
+    h("h2", { id: "facts" }, "Counts for these images"),
     h("div", { class: "pairs" },
-      fact(`${usedConcepts.length} of ${CONCEPTS}`, ["concepts hold at least one patch of these images.", emptyCount > 0 && ` ${stayedEmpty} when they were learned.`]),
-      fact(figure(data.effective), "equally used concepts would be as varied as these. If that is far fewer than are in use, a handful does most of the work."),
-      data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight lies on the summary token (CLS), which is no patch. If that is nearly all, patches hardly count."),
+      fact(`${usedConcepts.length} of ${CONCEPTS}`, ["concepts hold at least one patch of these images.", emptyCount > 0 && ` ${stayedEmpty} when the model was fitted.`]),
+      fact(figure(data.effective), "equally used concepts would be as varied as these. If that is far fewer than are in use, a few do most of the work."),
+      data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight is on the summary token (CLS), which is not a patch. If that is nearly all of it, patches hardly count."),
       data.pointed && original.predictions && fact(percent(data.pointed.filter((n, m) => n === predictedClass(m)).length / IMAGES, 0),
-        "of these images' predictions are what the concepts point to (θ through η), with the prediction withheld.")));
+        "of the predictions match the class that the concepts point to (θ through η), with the prediction withheld.")));
 }
 
 function bounds() {
@@ -96,11 +96,11 @@ function bounds() {
   if (!shown.length) return null;
   return h("section", { class: "card", "aria-labelledby": "bounds" },
     h("h2", { id: "bounds" }, "How learning went"),
-    note(`The bound on the likelihood and its parts, per image, over ${plural(whole.length, "epoch")}. Each curve has its own scale. The first should rise and level off; if it still climbs, learning was stopped too early.`),
+    note(`The bound on the likelihood and its parts, per image, over ${plural(whole.length, "epoch")}. Each curve has its own scale. The total should rise and level off; if it is still rising, learning was stopped too early.`),
     h("div", { class: "charts" }, shown.map(([title, term, meaning]) => chart(title, whole.map(term), meaning))));
 }
 
-/** The first epoch, from a rough start, can dwarf all others; it is then left out and the axis says so. */
+/** The jump after the first epoch can dwarf all others; it is then left out, and the axis says so. */
 function chart(title, all, meaning) {
   const steep = all.length > 3 && Math.abs(all[1] - all[0]) > Math.abs(all.at(-1) - all[1]);
   const values = steep ? all.slice(1) : all;

@@ -1,0 +1,128 @@
+"""Batches of an `ImageSet` at a model's size, decoded ahead of whoever uses them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pace.images.decoding import UnreadableImageError
+from pace.images.imageset import ImageSet
+from pace.images.preparation import PreprocessingLike, resize_and_crop
+
+_AHEAD = 2  # batches that threads decode before they are needed; it bounds the memory
+_CPU_WORKERS = 2  # decode faster than models run on a CPU; more would only slow the model down
+_GPU_WORKERS = 16
+_MANY = 1000  # images for which starting processes pays off
+_PIECE = 8  # images that a process decodes at a time
+
+Batches = Generator[tuple[Sequence[int], Tensor]]
+
+
+def decoded(
+    images: ImageSet,
+    chunks: Sequence[Sequence[int]],
+    preprocessing: PreprocessingLike,
+    workers: int | None = None,
+    for_gpu: bool = False,
+) -> Batches:
+    """Every chunk of image numbers with its batch of resized images (B, 3, H, W), as uint8.
+
+    Threads decode for a model on the CPU. A GPU is faster than Python's lock lets threads be, so for many images it gets
+    processes, on Linux, where they start quickly and need no `if __name__ == "__main__"` in the user's script.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers: expected 1 or more; found {workers}")
+    workers = workers or min(_processors(), _GPU_WORKERS if for_gpu else _CPU_WORKERS)
+
+    def load(row: int) -> Tensor:
+        return resize_and_crop(images[row], preprocessing)
+
+    by = by_processes if for_gpu and sys.platform == "linux" and len(images) >= _MANY else by_threads
+    return by(load, chunks, workers)
+
+
+def by_threads(load: Callable[[int], Tensor], chunks: Sequence[Sequence[int]], workers: int) -> Batches:
+    pool = ThreadPoolExecutor(workers, "pace-decode", one_core_each)
+    pending: deque[tuple[Sequence[int], Iterator[Tensor]]] = deque()
+    try:
+        for rows in chunks:
+            pending.append((rows, pool.map(load, rows)))  # starts at once
+            if len(pending) > _AHEAD:
+                yield _finished(*pending.popleft())
+        while pending:
+            yield _finished(*pending.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _finished(rows: Sequence[int], images: Iterator[Tensor]) -> tuple[Sequence[int], Tensor]:
+    return rows, torch.stack(list(images))
+
+
+class _Pieces(Dataset[NDArray[np.uint8] | UnreadableImageError]):
+    """A few images at a time, as an array: tensors would go through /dev/shm, which is tiny in many containers."""
+
+    def __init__(self, load: Callable[[int], Tensor]) -> None:
+        self._load = load
+
+    def __getitem__(self, rows: Sequence[int]) -> NDArray[np.uint8] | UnreadableImageError:
+        try:
+            return torch.stack([self._load(row) for row in rows]).numpy()
+        except UnreadableImageError as error:  # a DataLoader would raise a RuntimeError instead
+            return error
+
+
+def by_processes(load: Callable[[int], Tensor], chunks: Sequence[Sequence[int]], workers: int) -> Batches:
+    pieces = [rows[start : start + _PIECE] for rows in chunks for start in range(0, len(rows), _PIECE)]
+    # The iterator is made here, by the caller, since it forks: the batches may be drawn in a thread, where that fails.
+    found = iter(
+        DataLoader(
+            _Pieces(load),
+            batch_size=None,
+            sampler=pieces,
+            num_workers=max(1, min(workers, len(pieces))),
+            collate_fn=lambda piece: piece,
+            multiprocessing_context="fork",
+        )
+    )
+
+    def batches() -> Batches:
+        for rows in chunks:
+            parts = []
+            for _ in range(0, len(rows), _PIECE):
+                part = next(found)
+                if isinstance(part, UnreadableImageError):
+                    raise part
+                parts.append(part)
+            yield rows, torch.from_numpy(np.concatenate(parts))
+
+    return batches()
+
+
+def one_core_each() -> None:
+    """Keeps a helper thread to one core: with OpenMP threads of its own it would compete with the model."""
+    torch.get_num_threads()  # torch sets a thread up at its first use, which would undo the next line
+    _openmp().limit(limits=1)
+
+
+@cache
+def _openmp() -> Any:
+    """Looked up once: searching all loaded libraries takes longer than a batch takes on a GPU."""
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController().select(user_api="openmp")
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,127 @@
+"""What figures, report and command line say about concepts and classes, each worked out in one place.
+
+θ (M, K) · φ (M, J, K) · a (M, J) attention · H (K, N) label head, columns η_n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.explanation import Array
+from pace.images.imageset import ImageSet
+from pace.observations import Observations
+
+_TOKENS_AT_ONCE = 1 << 14  # limits the memory that distances to all means take
+
+
+@dataclass(frozen=True)
+class Use:
+    """Each concept's share of all patches (K,), and whether it is in use: whether it holds at least one patch (K,)."""
+
+    shares: Array
+    used: Array
+
+    @property
+    def order(self) -> list[int]:
+        """The concepts in use, largest share first."""
+        return [int(k) for k in np.argsort(-self.shares, kind="stable") if self.used[k]]
+
+    @property
+    def effective_number(self) -> float:
+        """exp of the entropy: how many equally used concepts would be as diverse as these."""
+        positive = self.shares[self.shares > 0]
+        return float(np.exp(-(positive * np.log(positive)).sum()))
+
+
+def use_of(patches: Array) -> Use:
+    """From the patches that each concept holds (K,): `PACE.concept_weights_`, or `patches_held` by some images."""
+    held = np.nan_to_num(np.asarray(patches, np.float64))
+    return Use(held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1))
+
+
+def patches_held(phi: Array, attention: Array) -> Array:
+    """How many patches each concept holds (K,), each weighted by its share of its image's attention."""
+    weights = attention / attention.sum(1, keepdims=True)
+    held: Array = weights.reshape(-1) @ phi.reshape(-1, phi.shape[2]) * phi.shape[1]
+    return held
+
+
+class TypicalPatches(NamedTuple):
+    """For every concept n patches (K, n), nearest to its mean first: their images, and their places in the grid."""
+
+    images: Array
+    patches: Array
+
+    def pairs(self, concept: int) -> list[tuple[int, int]]:
+        """(image, patch) of one concept."""
+        return list(zip(self.images[concept].tolist(), self.patches[concept].tolist(), strict=True))
+
+
+def typical_patches(means: Array, observations: Observations, n: int) -> TypicalPatches:
+    """The n patches nearest to each mean (K, d), from different images as long as there are enough images.
+
+    Neighbouring patches are much alike: five of one image say less than one from each of five.
+    """
+    points = torch.as_tensor(means, dtype=torch.float32)
+    n_patches = observations.n_tokens - observations.prefix_tokens
+    per_image = min(-(-n // len(observations)), n_patches)
+    distances, places = [], []
+    at_once = max(1, _TOKENS_AT_ONCE // observations.n_tokens)
+    for images, batch in observations.batches(at_once, "cpu", torch.float32):
+        left = torch.cdist(batch.embeddings[:, observations.prefix_tokens :], points)
+        first_patch = n_patches * torch.arange(images.start, images.stop)[:, None]
+        for _ in range(per_image):
+            distance, patch = left.min(1)
+            left.scatter_(1, patch[:, None], torch.inf)
+            distances.append(distance)
+            places.append(first_patch + patch)
+    order = torch.argsort(torch.cat(distances), dim=0, stable=True)[:n]
+    found = torch.cat(places).gather(0, order).T.numpy()
+    return TypicalPatches(found // n_patches, found % n_patches)
+
+
+def evidence(label_head: Array) -> Array:
+    """η_kn minus the concept's mean over classes (K, N): what favours all classes alike speaks for none of them."""
+    head = label_head.astype(np.float64)
+    return head - head.mean(1, keepdims=True) if head.shape[1] else head
+
+
+def class_concepts(theta: Array, evidence_for: Array, used: Array, n: int) -> list[tuple[int, float]]:
+    """The concepts in use that speak most for a class, at most n, and how strongly: mean θ_k times the evidence, above 0.
+
+    `theta` (m, K) belongs to the images predicted as the class, `evidence_for` (K,) is its column of `evidence`.
+    """
+    strength = np.where(used, theta.mean(0) * evidence_for, 0)
+    order = np.argsort(-strength, kind="stable")[:n]
+    return [(int(k), float(strength[k])) for k in order if strength[k] > 0]
+
+
+def predicted_classes(observations: Observations) -> Array | None:
+    """The class ŷ_m of every image; None without predictions."""
+    if observations.predictions is None:
+        return None
+    classes: Array = whole_array(observations.predictions).argmax(1)
+    return classes
+
+
+def class_names(given: Sequence[str] | None, images: object, n_classes: int) -> list[str]:
+    """One name for each class: those given, those of the image set if their number fits, or "class 0" and so on."""
+    if given is None and isinstance(images, ImageSet) and len(images.class_names or ()) == n_classes:
+        given = images.class_names
+    if given is None:
+        return [f"class {number}" for number in range(n_classes)]
+    if len(given) != n_classes:
+        raise ValueError(f"class_names: expected {n_classes}, one for each class; found {len(given)}")
+    return [str(name) for name in given]
+
+
+def whole_array(array: Any) -> Array:
+    """All of an array of `Observations`, wherever it is kept."""
+    part = array[:]
+    return part.double().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part, dtype=np.float64)

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from planted import planted
+
+from pace import PACE
+from pace.showing import summary
+
+OBSERVATIONS = planted(k=3, images=24, d=12, grid=(4, 6)).observations
+
+
+def test_patches_are_weighted_by_their_attention():
+    phi = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.5], [0.0, 1.0]]])
+    held = summary.patches_held(phi, np.array([[3.0, 1.0], [2.0, 2.0]]))
+    np.testing.assert_allclose(held, [2.0, 2.0])  # of four patches
+
+
+def test_concepts_in_use_hold_at_least_one_patch_and_come_by_share():
+    use = summary.use_of(np.array([2.0, 47.1, 0.9]))
+    np.testing.assert_allclose(use.shares, [0.04, 0.942, 0.018])
+    assert use.used.tolist() == [True, True, False]
+    assert use.order == [1, 0]
+
+
+def test_the_effective_number_counts_equally_used_concepts():
+    assert summary.use_of(np.array([25.0, 25.0, 25.0, 25.0, 0.0])).effective_number == pytest.approx(4)
+    assert summary.use_of(np.array([1.0, 0.0])).effective_number == pytest.approx(1)
+
+
+def test_typical_patches_are_the_nearest_one_from_each_image():
+    model = PACE(3, n_init=1, progress=False).fit(OBSERVATIONS)
+    typical = summary.typical_patches(model.means_, OBSERVATIONS, n=24)
+    for concept in range(3):
+        nearest = model.nearest_patches(OBSERVATIONS, concept, n=24 * 24)
+        first = np.sort(np.unique(nearest.images, return_index=True)[1])
+        expected = list(zip(nearest.images[first], nearest.patches[first], strict=True))
+        assert typical.pairs(concept) == expected
+
+
+def test_with_few_images_typical_patches_share_them():
+    means = np.zeros((1, 12))
+    assert summary.typical_patches(means, OBSERVATIONS[:2], n=6).images.shape == (1, 6)
+    pairs = summary.typical_patches(means, OBSERVATIONS[:2], n=60).pairs(0)
+    assert len(set(pairs)) == 48  # all there are
+
+
+def test_what_all_classes_share_is_no_evidence_for_one():
+    np.testing.assert_allclose(summary.evidence(np.array([[0.9, 0.9], [0.5, -0.5]])), [[0, 0], [0.5, -0.5]])
+    assert summary.evidence(np.zeros((3, 0))).shape == (3, 0)
+
+
+def test_the_concepts_of_a_class_are_in_its_images_in_use_and_speak_for_it():
+    theta = np.array([[0.7, 0.3, 0.0, 0.0], [0.6, 0.3, 0.0, 0.1]])
+    found = summary.class_concepts(theta, np.array([0.5, 0.6, 1.0, -1.0]), np.array([True, True, False, True]), n=3)
+    assert [k for k, _ in found] == [0, 1]  # concept 2 is not in use, concept 3 speaks against the class
+    assert found[0][1] == pytest.approx(0.65 * 0.5)
+    assert summary.class_concepts(theta, np.array([0.5, 0.6, 0, 0]), np.ones(4, bool), n=1) == found[:1]
+
+
+def test_class_names_are_those_given_or_numbers():
+    assert summary.class_names(None, None, 2) == ["class 0", "class 1"]
+    assert summary.class_names(["a", "b"], None, 2) == ["a", "b"]
+    with pytest.raises(ValueError, match="class_names: expected 2, one for each class; found 1"):
+        summary.class_names(["a"], None, 2)
