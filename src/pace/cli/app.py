@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,11 +17,8 @@ from pace import __version__
 from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
 from pace.cli.errors import line_of, one_line
 from pace.cli.options import with_options
-from pace.cli.output import as_json, complain, on_terminal, warnings_in_one_line
-from pace.cli.processes import wait_before_reporting
+from pace.cli.output import as_json, complain, first_process, on_terminal, warnings_in_one_line
 from pace.cli.runs import Invocation
-
-INTERRUPTED = 130  # as shells report Ctrl-C
 
 
 class Interrupted(Exception):
@@ -37,35 +34,26 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             raise Interrupted(*interrupt.args) from interrupt
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **more: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
-        invocation = Invocation(arguments, self._options(arguments))
+        # From the raw arguments, so that they also work when the rest cannot be parsed.
+        json, debug = "--json" in arguments, "--debug" in arguments
+        invocation = Invocation(arguments, self._options(arguments), [])
         for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters shows question marks
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
         if not on_terminal(sys.stderr):
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        if not invocation.debug:
+        if not debug:
             os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # without a network it would report every attempt
+        command = partial(super().main, arguments, standalone_mode=False, obj=invocation, **more)
         try:
-            with ExitStack() as stack:
-                stack.enter_context(
-                    warnings_in_one_line(invocation.warnings, invocation.options, every=invocation.debug)
-                )
-                if invocation.json:  # nothing else may be printed on standard output
-                    stack.enter_context(redirect_stdout(sys.stderr))
-                code, document = self._outcome(
-                    invocation, partial(super().main, invocation.arguments, prog_name, complete_var, False, **extra)
-                )
-            if invocation.json and document:
+            with (
+                warnings_in_one_line(invocation.warnings, invocation.options, every=debug),
+                redirect_stdout(sys.stderr if json else sys.stdout),  # nothing but the document may be printed there
+            ):
+                code, document = _outcome(command, invocation.options, debug)
+            if json and document and first_process():
                 print(as_json(document), flush=True)
         except BrokenPipeError:  # the reader closed the pipe; leave nothing to be flushed at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -79,34 +67,26 @@ class Commands(TyperGroup):
         command = next((self.commands[word] for word in arguments if word in self.commands), None)
         return {} if command is None else {str(one.name): max(one.opts, key=len) for one in command.params}
 
-    def _outcome(self, invocation: Invocation, command: Callable[..., Any]) -> tuple[int, dict[str, Any]]:
-        """Exit code and JSON document of a command; prints its error."""
-        try:
-            found = command(obj=invocation)
-            return (0, found) if isinstance(found, dict) else (found or 0, {})
-        except Interrupted as interrupt:
-            message = one_line(interrupt) or "interrupted"
-            complain("stopped", message)
-            return INTERRUPTED, {"error": message}
-        except BrokenPipeError:
-            raise
-        except Exception as error:
-            wait_before_reporting(error)
-            if invocation.debug:
-                traceback.print_exc()
-            code, message = _code_and_message(error, invocation.options)
-            complain("error", message)
-            return code, {"error": message}
 
-
-def _code_and_message(error: Exception, options: dict[str, str]) -> tuple[int, str]:
-    if isinstance(error, typer.Abort):
-        return 1, "aborted"
-    if hasattr(error, "format_message"):  # typer's: the command was mistyped
-        context = getattr(error, "ctx", None)
-        where = f" (see {context.command_path} --help)" if context is not None else ""
-        return int(getattr(error, "exit_code", 2)), one_line(error.format_message()) + where
-    return 1, line_of(error, options)
+def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON document of a command; prints its error."""
+    try:
+        found = command()
+        return (0, found) if isinstance(found, dict) else (found or 0, {})
+    except Interrupted as interrupt:
+        code, kind, message = 130, "stopped", one_line(interrupt) or "interrupted"  # 130: as shells report Ctrl-C
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        code, kind, message = 1, "error", line_of(error, options)
+        if hasattr(error, "format_message"):  # typer's: the command was mistyped
+            context = getattr(error, "ctx", None)
+            where = f" (see {context.command_path} --help)" if context is not None else ""
+            code, message = int(getattr(error, "exit_code", 2)), one_line(error.format_message()) + where
+    complain(kind, message)
+    return code, {"error": message}
 
 
 app = typer.Typer(
@@ -120,31 +100,17 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"pace {__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def _pace(
-    ctx: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False
 ) -> None:
+    if version:
+        typer.echo(f"pace {__version__}")
+        raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
 
-for _command in (
-    demo.demo,
-    finetune.finetune,
-    extract.extract,
-    fit.fit,
-    explain.explain,
-    evaluate.evaluate,
-    report.report,
-    benchmark.benchmark,
-):
-    app.command()(with_options(_command))
+for _module in (demo, finetune, extract, fit, explain, evaluate, report, benchmark):
+    _name = _module.__name__.rpartition(".")[2]  # each has the command of its own name
+    app.command()(with_options(getattr(_module, _name)))

@@ -6,17 +6,6 @@ import errno
 import re
 from collections.abc import Mapping
 
-# The extra of the package that installs each optional library.
-_EXTRAS = {
-    "PIL": "images",
-    "kornia": "images",
-    "open_clip": "models",
-    "timm": "models",
-    "torchvision": "models",
-    "transformers": "models",
-    "matplotlib": "figures",
-    "captum": "baselines",
-}
 _LONGEST = 600  # characters; some libraries print whole state dictionaries
 
 
@@ -28,12 +17,6 @@ def line_of(error: BaseException, options: Mapping[str, str] | None = None) -> s
     """The error as one printable line; `options` are those of the command, by the names of its parameters."""
     message = _message(error)
     return one_line(message if isinstance(error, Problem) else with_options_named(message, options or {}))
-
-
-def lost_another(error: BaseException) -> bool:
-    """Whether torch lost the connection to another process; gloo's errors have no type of their own."""
-    by_type = type(error).__name__ in ("DistBackendError", "DistNetworkError")
-    return by_type or (type(error) is RuntimeError and "gloo" in str(error))
 
 
 def one_line(text: object) -> str:
@@ -59,12 +42,10 @@ def _message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return str(error) or "interrupted"
     if isinstance(error, ModuleNotFoundError):
-        missing = (error.name or "").partition(".")[0]
-        extra = _EXTRAS.get(missing)
-        return f"{error}; install it with: pip install 'pace-xai[{extra}]'" if extra else str(error)
+        return f"{error}; install what is missing with: pip install 'pace-xai[all]'"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not worth importing torch for
         return "the GPU is out of memory; try a smaller --batch-size, or --device cpu"
-    if lost_another(error):
+    if type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error)):
         return "another process ended; if it was killed, torchrun --max-restarts 3 resumes from the checkpoint of --out"
     if isinstance(error, MemoryError):
         return "out of memory; use fewer images (--limit), or keep observations on disk with pace extract"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,19 +26,23 @@ def on_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def several_processes() -> bool:
+    """Whether torchrun started this process, and others."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def first_process() -> bool:
+    """The one that writes and prints."""
+    return not several_processes() or os.environ.get("RANK") == "0"
+
+
 def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     terminal = on_terminal(sys.stderr if stderr else sys.stdout)
+    width = None if terminal else _FILE_WIDTH
     # Names of files and classes are shown as they are, not as markup or emoji.
-    return Console(
-        stderr=stderr,
-        width=None if terminal else _FILE_WIDTH,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        soft_wrap=True,
-    )
+    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def say(text: str = "", style: str | None = None) -> None:
@@ -65,30 +70,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[in
 
 
 def show_scores(scores: Scores) -> None:
-    arrows = {"higher": "higher is better", "lower": "lower is better", None: ""}
-    rows = [
-        [
-            score.title,
-            f"{score.value:.3g}",
-            "" if score.low is None or score.low == score.high else f"{score.low:.3g} to {score.high:.3g}",
-            arrows[score.better],
-        ]
-        for score in scores.values()
-    ]
+    rows = []
+    for score in scores.values():
+        interval = "" if score.low is None or score.low == score.high else f"{score.low:.3g} to {score.high:.3g}"
+        rows.append([score.title, f"{score.value:.3g}", interval, f"{score.better} is better" if score.better else ""])
     table(["score", "value", "95 % interval", ""], rows, words=(0, 3))
     for warning in scores.warnings:
         say(f"! {warning}", style="yellow")
     say()
 
 
-@contextmanager
-def busy(what: str) -> Iterator[None]:
+def busy(what: str) -> AbstractContextManager[Any]:
     """A spinner on a terminal, for steps without a progress bar."""
-    if on_terminal(sys.stderr):
-        with console(stderr=True).status(f"{what} …"):
-            yield
-    else:
-        yield
+    return console(stderr=True).status(f"{what} …") if on_terminal(sys.stderr) else nullcontext()
 
 
 @contextmanager

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pace import __version__
 from pace.atomic import write_atomically
@@ -36,22 +35,12 @@ _RUNS = Path("runs")
 DATASETS = ("color", "flower", "cars", "cub")  # the names that pace.images.open_images knows
 
 
-@dataclass
-class Invocation:
+class Invocation(NamedTuple):
     """A call of `pace`: its arguments, its command's options by parameter name, and the warnings so far."""
 
     arguments: list[str]
-    options: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    # From the raw arguments, so that they also work when the rest cannot be parsed.
-    @property
-    def json(self) -> bool:
-        return "--json" in self.arguments
-
-    @property
-    def debug(self) -> bool:
-        return "--debug" in self.arguments
+    options: dict[str, str]
+    warnings: list[str]
 
 
 @dataclass
@@ -69,15 +58,16 @@ class Run:
 
 
 @contextmanager
-def running(ctx: typer.Context, what: str, *, device: torch.device | None = None, **about: Any) -> Iterator[Run]:
+def running(ctx: typer.Context, what: str | None, *, device: torch.device | None = None, **about: Any) -> Iterator[Run]:
     """Make the run's folder, and write its record at the beginning and at the end, even after an error.
 
     The body puts the results into ``run.record["results"]``.
     """
     command, out = str(ctx.info_name), ctx.params["out"]
-    folder = _own(Path(out).expanduser(), command) if out else _new(f"{command}-{_slug(what)}")
+    folder = _own(Path(out).expanduser(), command) if out else _new(f"{command}-{_slug(str(what))}")
     began = time.monotonic()
-    configuration = {name: _located(name, value) for name, value in ctx.params.items() if name not in _NOT_RECORDED}
+    configuration = {name: value for name, value in ctx.params.items() if name not in _NOT_RECORDED}
+    configuration |= {name: located(configuration[name]) for name in _PATHS & configuration.keys()}
     record = {
         "format": FORMAT,
         "command": command,
@@ -98,14 +88,14 @@ def running(ctx: typer.Context, what: str, *, device: torch.device | None = None
     run.save()
     try:
         yield run
+        record["status"] = "finished"
     except BaseException as error:
         record["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        record["seconds"], record["error"] = round(time.monotonic() - began, 3), line_of(error, ctx.obj.options)
-        with suppress(OSError):  # report the first error, even if the disk is full
-            run.save()
+        record["error"] = line_of(error, ctx.obj.options)
         raise
-    record["status"], record["seconds"] = "finished", round(time.monotonic() - began, 3)
-    run.save()
+    finally:
+        record["seconds"] = round(time.monotonic() - began, 3)
+        run.save()
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -123,32 +113,23 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def open_run(path: str, *commands: str) -> Run:
-    """A run of one of these commands."""
+def open_run(path: str, command: str) -> Run:
     folder = Path(path).expanduser()
     record = read_record(folder)
-    if record["command"] not in commands:
-        expected = " or ".join(f"`pace {command}`" for command in commands)
-        raise Problem(f"{path} is a run of `pace {record['command']}`; expected one of {expected}")
+    if record["command"] != command:
+        raise Problem(f"{path} is a run of `pace {record['command']}`; expected one of `pace {command}`")
     return Run(folder if folder.is_dir() else folder.parent, record)
 
 
-def all_runs(*commands: str) -> list[Run]:
-    """The runs of these commands in runs/ that have results, oldest first."""
+def all_runs(command: str) -> list[Run]:
+    """The runs of this command in runs/ that have results, oldest first."""
     found = []
     for file in _RUNS.glob(f"*/{_FILE}"):
         with suppress(Problem):
-            record = read_record(file)
-            if record["command"] in commands and record["results"]:
-                found.append(Run(file.parent, record))
+            run = open_run(str(file), command)
+            if run.record["results"]:
+                found.append(run)
     return sorted(found, key=lambda run: datetime.fromisoformat(run.record["started"]))
-
-
-def latest(*commands: str) -> Run:
-    runs = all_runs(*commands)
-    if not runs:
-        raise Problem(f"no run in {_RUNS}/; make one with `pace {commands[0]}`, or name one with --run")
-    return runs[-1]
 
 
 def _own(folder: Path, command: str) -> Path:
@@ -156,52 +137,43 @@ def _own(folder: Path, command: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise Problem(f"--out {folder} is a file; expected a folder")
     if folder.is_dir() and any(folder.iterdir()):
-        try:
-            earlier = read_record(folder)["command"]
-        except Problem:
-            raise Problem(f"--out {folder} has files that are not from a pace run; choose another folder") from None
-        if earlier != command:
+        if not (folder / _FILE).is_file():
+            raise Problem(f"--out {folder} has files that are not from a pace run; choose another folder")
+        if (earlier := read_record(folder)["command"]) != command:
             raise Problem(f"--out {folder} is a run of `pace {earlier}`; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _new(name: str) -> Path:
-    name = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    for number in range(1, 1000):
-        folder = _RUNS / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            if _RUNS.exists() and not _RUNS.is_dir():
-                raise Problem(f"{_RUNS} is a file; choose a folder with --out") from None
-    raise Problem(f"{_RUNS / name} and many more exist; choose a folder with --out")
+    first = folder = _RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _slug(what: str) -> str:
     """The last part of a path, or a name, safe as a file name."""
-    last = Path(what).expanduser().resolve().name if os.sep in what or what in (".", "..") else what
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", last).strip("-.")[:40] or "images"
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", Path(what).resolve().name).strip("-.")[:40] or "images"
 
 
-def _located(name: str, value: Any) -> Any:
-    """Full paths, so that a run can be repeated from another folder."""
+def located(value: Any) -> Any:
+    """Full paths, so that a run can be repeated from another folder; names of datasets and models stay."""
     if isinstance(value, (list, tuple)):
-        return [_located(name, item) for item in value]
-    if name not in _PATHS or not isinstance(value, str) or value in DATASETS:
+        return [located(item) for item in value]
+    if not isinstance(value, str) or value in DATASETS or not Path(value).expanduser().exists():
         return value
-    path = Path(value).expanduser()
-    return str(path.resolve()) if path.exists() else value
+    return str(Path(value).expanduser().resolve())
 
 
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"pace": __version__, "python": platform.python_version()}
+def _versions() -> dict[str, str]:
+    found = {"pace": __version__, "python": platform.python_version()}
     for package in ("torch", "timm", "transformers"):
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
     return found
 
 

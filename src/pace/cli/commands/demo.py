@@ -13,9 +13,7 @@ from pace.cli.runs import running
 
 def demo(
     ctx: typer.Context,
-    concepts: Annotated[
-        int, typer.Option("--concepts", "-k", min=5, help="Number of concepts; Color has five colours.")
-    ] = 5,
+    concepts: Annotated[int, typer.Option("--concepts", "-k", min=5, help="Number of concepts.")] = 5,
     per_class: Annotated[int, typer.Option(min=10, help="Images to generate for each class.")] = 500,
     seed: options.Seed = 0,
 ) -> dict[str, Any]:
@@ -29,19 +27,13 @@ def demo(
     data, weights or network.
     """
     with busy("starting"):  # importing torch takes seconds
-        from pace import demo as shipped
+        from pace import demo as library
 
     with running(ctx, "color") as run:
-        found = shipped.run(run.folder, seed=seed, n_per_class=per_class, n_concepts=concepts)
+        found = library.run(run.folder, seed=seed, n_per_class=per_class, n_concepts=concepts)
         address = found.report.resolve().as_uri()
         run.record["device"] = "cpu"
-        run.record["results"] = {
-            "report": str(found.report.relative_to(run.folder)),
-            "figures": [str(figure.relative_to(run.folder)) for figure in found.figures],
-            "address": address,
-            "true_colour_stability": found.true_colour_stability,
-            **found.scores.as_dict(),
-        }
+        run.record["results"] = {"address": address, **found.scores.as_dict()}
     show_scores(found.scores)
     say(f"{found.seconds:.0f} seconds; everything is in {run.folder}")
     say("open this page:")

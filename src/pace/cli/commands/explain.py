@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,35 +11,32 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem, line_of
-from pace.cli.fit_runs import FitRun, open_fit
-from pace.cli.images import joined, open_pictures
-from pace.cli.models import device_of
+from pace.cli.opening import FitRun, open_fit, reopen_images
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
 
 if TYPE_CHECKING:
-    from pace.explanation import Explanation
+    from torch import Tensor
+
     from pace.images import ImageSet
     from pace.observations import Observations
 
-_PREDICTIONS = 5  # most probable classes recorded
 _PRINTED = 20  # pictures; the rest is in the files
 _DRAWN = 3  # pictures in the figure
 _REPORTED = 400  # pictures in the report
 _EXAMPLES = 3  # images of the fit per concept
 _DIGITS = 6
+_PICTURES = typer.Argument(help="Image files, or folders of them.", show_default=False)
 
 
 def explain(
     ctx: typer.Context,
     *,
-    pictures: Annotated[list[str], typer.Argument(help="Image files, or folders of them.", show_default=False)],
-    fit_run: options.FitFolder = None,
+    pictures: Annotated[list[str], _PICTURES],
+    fit: options.FitOptions,
     top: Annotated[int, typer.Option(min=1, help="Concepts to show for each picture.")] = 5,
-    level: Annotated[float, typer.Option(help="Probability of the credible intervals.")] = 0.9,
+    level: Annotated[float, typer.Option(min=0, max=1, help="Probability of the credible intervals.")] = 0.9,
     skip_unreadable: options.SkipUnreadable = False,
-    moved: options.MovedModel = None,
-    compute: options.Compute,
 ) -> dict[str, Any]:
     """Explain your own pictures with the concepts of a fit.
 
@@ -51,176 +49,139 @@ def explain(
       pace explain photo.jpg
       pace explain photo.jpg holiday/ --run runs/fit-color-20250101-120000 --json
     """
-    if not 0 < level < 1:
-        raise Problem(f"--level {level}: expected a probability between 0 and 1")
-    device = device_of(compute.device)
+    images = _open_pictures(pictures, skip_unreadable)
+    found = open_fit(ctx, fit)
     from pace.observing.extract import observe
 
-    images = open_pictures(pictures, skip_unreadable)
-    fit = open_fit(fit_run, device, moved)
-    with running(ctx, Path(pictures[0]).stem or "pictures", device=device, **fit.record) as run:
-        run.record["configuration"]["fit_run"] = str(fit.run.folder.resolve())
-        observed = observe(fit.model.backbone, images, batch_size=compute.batch_size)
-        explanation = fit.concepts.explain(observed)
-        found = _findings(fit, images, observed, explanation, top, level)
-        run.record["results"] = {"level": level, "images": found}
+    with running(ctx, Path(pictures[0]).stem or "pictures", device=found.device) as run:
+        observed = observe(found.model.backbone, images, batch_size=fit.batch_size)
+        explained = _findings(found, images, observed, top, level)
+        run.record["results"] = {"level": level, "images": explained}
         shown = images.subset(range(min(len(images), _REPORTED)))
-        if len(shown) < len(images):
-            warnings.warn(f"the report shows the first {len(shown)} of {len(images)} pictures", stacklevel=2)
-        concepts = list(dict.fromkeys(k["concept"] for picture in found[: len(shown)] for k in picture["top_concepts"]))
-        files = _write(run, fit, shown, observed[: len(shown)], concepts, compute.batch_size, level)
-        run.record["results"]["files"] = files
-    _show(run, fit, level)
+        concepts = [concept["concept"] for picture in explained[: len(shown)] for concept in picture["top_concepts"]]
+        _write(run, found, shown, concepts, fit.batch_size, level)
+    for picture in explained[:_PRINTED]:
+        _show(picture, level)
+    if len(explained) > _PRINTED:
+        say(f"and {len(explained) - _PRINTED} more pictures; the report shows the first {len(shown)}")
+    say(found.in_use)
+    say(f"written to {run.folder}")
+    say(run.file("report.html").resolve().as_uri())
     return run.record
 
 
-def _findings(
-    fit: FitRun, images: ImageSet, observed: Observations, explanation: Explanation, top: int, level: float
-) -> list[dict[str, Any]]:
-    """For every picture, predictions and concepts as ``run.json`` has them."""
-    low, high = explanation.interval(level)
-    gallery, evidence = fit.gallery(), fit.concepts.label_head_
-    found = []
+def _open_pictures(paths: Sequence[str], skip_unreadable: bool) -> ImageSet:
+    """Files in the order given, and the images in folders; each once."""
+    with busy("starting"):  # importing torch takes seconds
+        from pace.images import Folder, ImageFiles
+
+    files: list[str] = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            folder = Folder(path)
+            files += [str(folder.path(name)) for name in folder.names]
+        elif path.is_file():
+            files.append(str(path))
+        else:
+            raise Problem(f"{text}: no such picture or folder")
+    return ImageFiles(Path(), list(dict.fromkeys(files)), on_error="skip" if skip_unreadable else "raise")
+
+
+def _findings(fit: FitRun, images: ImageSet, observed: Observations, top: int, level: float) -> list[dict[str, Any]]:
+    """For every picture, prediction and concepts as ``run.json`` has them."""
+    from pace.showing.summary import predicted_classes
+
+    explanation = fit.concepts.explain(observed)
+    assert explanation.phi is not None
+    theta, low, high, evidence = (
+        values.astype(float).round(_DIGITS)
+        for values in (explanation.theta, *explanation.interval(level), fit.concepts.label_head_)
+    )
+    patches = explanation.phi[:, explanation.prefix_tokens :].argmax(2)
+    names, predicted = fit.model.class_names, predicted_classes(observed)
+    gallery, found = fit.gallery(), []
     for number, name in enumerate(images.names):
-        predicted = _predictions(fit, observed, number)
-        favoured = predicted[0]["class"] if predicted and evidence.shape[1] else None
-        concepts = [
+        prediction: dict[str, Any] | None = None
+        if predicted is not None and names is not None and observed.predictions is not None:
+            c = int(predicted[number])
+            probability = round(float(observed.predictions[number, c]), _DIGITS)
+            prediction = {"class": c, "name": names[c], "probability": probability}
+        top_concepts = [
             {
                 "concept": int(k),
-                "theta": round(float(explanation.theta[number, k]), _DIGITS),
-                "low": round(float(low[number, k]), _DIGITS),
-                "high": round(float(high[number, k]), _DIGITS),
-                "eta": None if favoured is None else round(float(evidence[k, favoured]), _DIGITS),
+                "theta": theta[number, k],
+                "low": low[number, k],
+                "high": high[number, k],
+                "eta": evidence[k, prediction["class"]] if prediction else None,
                 "examples": gallery[k][:_EXAMPLES],
             }
             for k in explanation.shown_concepts(number, top)
         ]
-        assert explanation.phi is not None
-        patches = explanation.phi[number, explanation.prefix_tokens :]
         found.append(
             {
                 "picture": name,
-                "predictions": predicted,
-                "top_concepts": concepts,
-                "theta": explanation.theta[number].astype(float).round(_DIGITS),
-                "low": low[number].round(_DIGITS),
-                "high": high[number].round(_DIGITS),
-                "grid": explanation.grid,
-                "patch_concepts": patches.argmax(1).reshape(explanation.grid or (-1,)),
+                "prediction": prediction,
+                "top_concepts": top_concepts,
+                "theta": theta[number],
+                "patch_concepts": patches[number].reshape(explanation.grid or -1),
             }
         )
     return found
 
 
-def _predictions(fit: FitRun, observed: Observations, number: int) -> list[dict[str, Any]]:
-    """The most probable classes of a picture; none without a classifier."""
-    predictions = observed.batch(slice(number, number + 1)).predictions
-    if predictions is None:
-        return []
-    values, classes = predictions[0].float().topk(min(_PREDICTIONS, predictions.shape[1]))
-    return [
-        {"class": int(c), "name": fit.class_name(int(c)), "probability": round(float(p), _DIGITS)}
-        for c, p in zip(classes, values, strict=True)
-    ]
-
-
-def _write(
-    run: Run,
-    fit: FitRun,
-    images: ImageSet,
-    observed: Observations,
-    concepts: list[int],
-    batch_size: int,
-    level: float,
-) -> dict[str, str]:
+def _write(run: Run, fit: FitRun, images: ImageSet, concepts: Sequence[int], batch_size: int, level: float) -> None:
     """A figure and a report of the pictures, together with the images of the fit that show the same concepts best."""
+    from pace.observing.extract import observe
+    from pace.showing import figures
     from pace.showing.report import write_report
 
-    pictures = images
+    title = f"What the transformer sees in {images.names[0] if len(images) == 1 else f'{len(images)} pictures'}"
+    drawn = range(min(len(images), _DRAWN))
     try:
-        examples = fit.examples(concepts, _EXAMPLES)
+        images = _with_examples(fit, images, concepts)
     except (ValueError, OSError) as error:
         warnings.warn(f"concepts are only shown in these pictures: {line_of(error)}", stacklevel=2)
-    else:
-        observed = _together(observed, fit, examples, batch_size)
-        pictures = joined(images, examples)
+    backbone, names = fit.model.backbone, fit.model.class_names
+    shown: Any = (fit.concepts, images, observe(backbone, images, batch_size=batch_size))
+    how: Any = {"preprocessing": backbone.preprocessing, "class_names": names}
     with busy("drawing"):
-        figure = _draw(run, fit, pictures, observed, len(images), level)
+        figures.save(figures.three_levels(*shown, shown=drawn, level=level, **how), run.file("figure.png"))
     with busy("writing the report"):
-        report = write_report(
-            run.file("report.html"),
-            fit.concepts,
-            pictures,
-            observed,
-            class_names=fit.model.class_names,
-            preprocessing=fit.model.backbone.preprocessing,
-            title=f"What the transformer sees in {images.names[0] if len(images) == 1 else f'{len(images)} pictures'}",
-        )
-    return {**figure, "report": report.name}
+        write_report(run.file("report.html"), *shown, title=title, **how)
 
 
-def _draw(
-    run: Run, fit: FitRun, pictures: ImageSet, observed: Observations, count: int, level: float
-) -> dict[str, str]:
-    try:
-        from pace.showing import figures
-    except ModuleNotFoundError as error:  # everything else works without matplotlib
-        warnings.warn(f"no figure: {line_of(error)}", stacklevel=2)
-        return {}
-    figure = figures.three_levels(
-        fit.concepts,
-        pictures,
-        observed,
-        preprocessing=fit.model.backbone.preprocessing,
-        shown=range(min(count, _DRAWN)),
-        level=level,
-        class_names=fit.model.class_names,
-    )
-    figures.save(figure, run.file("figure.png"))
-    return {"figure": "figure.png"}
+def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> ImageSet:
+    """The images, followed by those of the fit that show these concepts best."""
+    from pace.images import ImageSet
+
+    seen, gallery = reopen_images(fit.run), fit.gallery()
+    best = dict.fromkeys(name for concept in concepts for name in gallery[concept][:_EXAMPLES])
+    place = {name: number for number, name in enumerate(seen.names)}
+    examples = seen.subset(place[name] for name in best)
+
+    class Joined(ImageSet):
+        def _image(self, index: int) -> Tensor:
+            return images[index] if index < len(images) else examples[index - len(images)]
+
+        def fingerprint(self) -> str:
+            return f"{images.fingerprint()}+{examples.fingerprint()}"
+
+    names = [f"{name} (example)" if name in images.names else name for name in examples.names]
+    return Joined([*images.names, *names], None, None)
 
 
-def _together(first: Observations, fit: FitRun, images: ImageSet, batch_size: int) -> Observations:
-    """The observations `first`, followed by those of `images`."""
-    import torch
-
-    from pace.observations import Observations
-    from pace.observing.extract import observe
-
-    second = observe(fit.model.backbone, images, batch_size=batch_size)
-    parts = zip(first.batch(slice(None), "cpu"), second.batch(slice(None), "cpu"), strict=True)
-    embeddings, attention, predictions = (
-        None if one is None or other is None else torch.cat([one, other]) for one, other in parts
-    )
-    return Observations(embeddings, attention, predictions, first.grid, first.prefix_tokens)
-
-
-def _show(run: Run, fit: FitRun, level: float) -> None:
-    found = run.record["results"]["images"]
-    for entry in found[:_PRINTED]:
-        say(entry["picture"], style="bold")
-        predicted = entry["predictions"]
-        if predicted:
-            say(f"prediction: {predicted[0]['name']} ({100 * predicted[0]['probability']:.1f} %)")
-        head = ["concept", "share θ", f"{100 * level:g} % interval", "also seen in"]
-        rows = [
-            [
-                str(concept["concept"]),
-                f"{concept['theta']:.3f}",
-                f"{concept['low']:.3f} to {concept['high']:.3f}",
-                concept["examples"][0],
-            ]
-            for concept in entry["top_concepts"]
-        ]
-        if predicted and entry["top_concepts"][0]["eta"] is not None:
-            head.insert(3, f"η for {predicted[0]['name']}")
-            for row, concept in zip(rows, entry["top_concepts"], strict=True):
-                row.insert(3, f"{concept['eta']:+.2f}")
-        table(head, rows, words=(0, len(head) - 1))
-        say()
-    if len(found) > _PRINTED:
-        say(f"and {len(found) - _PRINTED} more pictures")
-    say(fit.in_use)
-    files = run.record["results"]["files"]
-    say(f"written to {run.folder}")
-    say(run.file(files["report"]).resolve().as_uri())
+def _show(picture: dict[str, Any], level: float) -> None:
+    say(picture["picture"], style="bold")
+    prediction = picture["prediction"]
+    head = ["concept", "share θ", f"{100 * level:g} % interval", "also seen in"]
+    if prediction:
+        say(f"prediction: {prediction['name']} ({100 * prediction['probability']:.1f} %)")
+        head.insert(3, f"η for {prediction['name']}")
+    rows = []
+    for concept in picture["top_concepts"]:
+        interval = f"{concept['low']:.3f} to {concept['high']:.3f}"
+        eta = [] if concept["eta"] is None else [f"{concept['eta']:+.2f}"]
+        rows.append([str(concept["concept"]), f"{concept['theta']:.3f}", interval, *eta, concept["examples"][0]])
+    table(head, rows, words=(0, len(head) - 1))
+    say()

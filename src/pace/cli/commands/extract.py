@@ -7,9 +7,7 @@ from typing import Any
 import typer
 
 from pace.cli import options
-from pace.cli.images import ImageChoice
-from pace.cli.models import device_of
-from pace.cli.observing import observe_images, open_images_and_model
+from pace.cli.opening import device_of, image_record, observe_images, open_images_and_model
 from pace.cli.output import say
 from pace.cli.runs import running
 
@@ -35,25 +33,14 @@ def extract(
 
     If it is stopped, the same command with the same --out resumes it.
     """
-    choice, device = ImageChoice.of(images), device_of(compute.device)
-    opened, explained = open_images_and_model(choice, how.choice(model), device, probe, compute.batch_size)
-    about = {"model": explained.record(), "images": choice.record(opened)}
-    with running(ctx, choice.images, device=device, **about) as run:
-        explained.save_head(run)
-        views = observe_images(
-            explained.backbone, opened, pairs=pairs, seed=images.seed, batch_size=compute.batch_size, store=run
-        )
-        seen = views.observations
-        run.record["model"]["class_names"] = explained.names_for(seen.n_classes, opened)
-        run.record["results"] = {
-            "images": len(seen),
-            "tokens": seen.n_tokens,
-            "dim": seen.dim,
-            "grid": seen.grid,
-            "classes": seen.n_classes,
-            "perturbed": views.perturbed is not None,
-            "bytes": sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file()),
-        }
-    say(f"{seen}{' and their perturbed views' if views.perturbed is not None else ''}")
-    say(f"{run.record['results']['bytes'] / 1e6:.1f} MB in {run.folder}")
+    device = device_of(compute.device)
+    opened, explained = open_images_and_model(images, model, how, probe, device, compute.batch_size)
+    about = {"model": explained.record(), "images": image_record(images, opened)}
+    with running(ctx, images.images, device=device, **about) as run:
+        seen, perturbed = observe_images(explained.backbone, opened, pairs, images.seed, compute.batch_size, run)
+        explained.save_into(run, seen, opened)
+        size = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
+        run.record["results"] = {"images": len(seen), "bytes": size}
+    say(f"{seen}{'' if perturbed is None else ' and their perturbed views'}")
+    say(f"{size / 1e6:.1f} MB in {run.folder}")
     return run.record

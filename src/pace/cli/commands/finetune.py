@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.images import ImageChoice
-from pace.cli.models import CHECKPOINT, device_of, load_model, located
-from pace.cli.output import busy, say, table
-from pace.cli.runs import running
+from pace.cli.opening import CHECKPOINT, device_of, image_record, load_model, open_images
+from pace.cli.output import say, table
+from pace.cli.runs import located, running
+
+_PERTURBED_HELP = "Augment with the paper's perturbation instead of gentle crops, for steady predictions."
 
 
 def finetune(
@@ -24,12 +25,7 @@ def finetune(
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
     layer_decay: options.LayerDecay = 1.0,
     validation: Annotated[float, typer.Option(help="Share of every class held out to choose the best epoch.")] = 0.1,
-    perturbed: Annotated[
-        bool,
-        typer.Option(
-            "--perturbed", help="Augment with the paper's perturbation instead of gentle crops, for steady predictions."
-        ),
-    ] = False,
+    perturbed: Annotated[bool, typer.Option("--perturbed", help=_PERTURBED_HELP)] = False,
     compute: options.Compute,
 ) -> dict[str, Any]:
     """Train a model to classify images.
@@ -44,16 +40,14 @@ def finetune(
     If it is stopped, the same command with the same --out resumes it after the last finished epoch.
     """
     device = device_of(compute.device)
+    from pace.backbones import ModelChoice
     from pace.backbones import finetune as train
     from pace.images import AUGMENT_SEED, Perturbation
 
-    choice = ImageChoice.of(images)
-    with busy("opening the images"):
-        opened = choice.open()
-    base = how.choice(model)
+    opened, base = open_images(images), ModelChoice(model, **asdict(how))
     network, _ = load_model(base)
-    about = {"model": asdict(replace(base, name=located(model))), "images": choice.record(opened)}
-    with running(ctx, choice.images, device=device, **about) as run:
+    about = {"model": asdict(replace(base, name=located(model))), "images": image_record(images, opened)}
+    with running(ctx, images.images, device=device, **about) as run:
         found = train(
             network,
             opened,
@@ -72,7 +66,6 @@ def finetune(
             "best_epoch": found.epoch + 1,
             "history": [epoch._asdict() for epoch in found.history],
             "class_names": found.class_names,
-            "checkpoint": CHECKPOINT,
         }
     rows = [
         [str(number), f"{epoch.train_loss:.3f}", f"{epoch.loss:.3f}", f"{100 * epoch.accuracy:.1f} %"]
