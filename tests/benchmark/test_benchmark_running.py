@@ -132,7 +132,7 @@ def test_a_method_that_fails_is_a_row_and_is_tried_again(whole, recipe):
 
 
 def test_an_automatic_layer_is_chosen_on_the_training_images(tmp_path, recipe, monkeypatch):
-    from pace.backbones import layers
+    from pace.observing import layers
 
     observe, asked, shares = layers.observe, [], iter([0.2, 0.5])
 
@@ -146,7 +146,7 @@ def test_an_automatic_layer_is_chosen_on_the_training_images(tmp_path, recipe, m
     results = small(tmp_path, recipe, ["kmeans", "saliency"], options={}, report=lines.append)
     train = open_dataset("color", None, 12, 0).train.fingerprint()
     assert asked == [(5, train), (4, train)]
-    assert lines[0] == "color: block 4: 50 % of its patches' variance lies within images, against 20 % at block 5"
+    assert lines[0] == "color: block 4: 50.0 % of its patches' variance lies within images, against 20.0 % at block 5"
     about = results.about["color"]["backbone"]
     assert (about["layer"], about["attention_layer"]) == (4, 5)
     assert [row.failed for row in results.rows] == [None, None]
