@@ -234,9 +234,9 @@ def test_few_images_are_of_few_classes_and_the_same_in_both_splits():
         ({"repeats_shap": 0, "methods": ["shap"]}, "shap: repeats: expected a whole number of at least 1; found 0"),
         ({"datasets": ["flower"]}, "flower: data_root is needed"),
         ({"datasets": []}, "datasets: expected some of color"),
-        ({"datasets": ["color", "color"]}, "two are called color"),
+        ({"datasets": ["color", "color"]}, "two have the same name"),
         ({"limit": 1}, "limit: expected 4 images or more; found 1"),
-        ({"recipe": None, "datasets": ["cub"]}, "cub: which model should be explained"),
+        ({"recipe": None, "datasets": ["cub"]}, "cub: which model"),
         (
             {"recipe": Recipe(normalize="half")},
             "normalize: the ViT shipped for Color has its own; leave it out, or name",

@@ -44,14 +44,14 @@ def open_dataset(
     `limit` is the maximum number of images per split, drawn from few classes, the same in both splits. `color_size` is the
     size of Color's images in pixels, instead of the paper's 224.
     """
+    if limit is not None and limit < 4:
+        raise ValueError(f"limit: expected 4 images or more; found {limit}")
     train, test = (
         Color(split, size=color_size) if source == "color" and color_size else open_images(source, data_root, split)
         for split in ("train", "test")
     )
     if train.labels is None or test.labels is None:
-        raise ValueError(
-            f"{source} has no labels; expected a dataset, or train/ and test/ with a folder for each class"
-        )
+        raise ValueError(f"{source} has no labels; expected a dataset, or train/ and test/ with a folder per class")
     known = source == "color" or source in DATASETS
     name = source if known else Path(source).expanduser().resolve().name
     if limit is not None:

@@ -64,8 +64,12 @@ def run(
     """
     recipe, scoring, device = recipe or Recipe(), scoring or Scoring(), torch.device(device)
     chosen = choose_methods(methods, concepts, {"shap": repeats_shap, "lime": repeats_lime}, options or {})
+    _check(datasets, recipe)
     shipped_color = shipped_color or recipe.name is None
-    opened = _open(datasets, recipe, data_root, limit, seed, color_size() if shipped_color else None)
+    size = color_size() if shipped_color else None  # scaled down to it, images would have half of the noise
+    opened = [open_dataset(source, data_root, limit, seed, size) for source in datasets]
+    if len({dataset.name for dataset in opened}) < len(opened):
+        raise ValueError("datasets: two have the same name; run them one by one")
     store = device.type != "cuda" if store is None else store
     given = {"datasets": list(datasets), "shipped_color": shipped_color, "limit": limit, "batch_size": batch_size}
     results = Results(settings=_settings(recipe, chosen, scoring, device, **given, seed=seed, store=store))
@@ -77,30 +81,13 @@ def run(
     return results.with_others(others)
 
 
-def _open(
-    datasets: Sequence[str],
-    recipe: Recipe,
-    data_root: str | os.PathLike[str] | None,
-    limit: int | None,
-    seed: int,
-    color_size: int | None,
-) -> list[Dataset]:
-    """`color_size` is that of the shipped ViT, where it is used: images scaled down to it would have half of the noise."""
-    if limit is not None and limit < 4:
-        raise ValueError(f"limit: expected 4 images or more; found {limit}")
+def _check(datasets: Sequence[str], recipe: Recipe) -> None:
     if not datasets:
         raise ValueError("datasets: expected some of color, flower, cars, cub, or folders; found none")
     if recipe.name is None:
         recipe.refuse_idle()
         if others := [source for source in datasets if source != "color"]:
-            raise ValueError(
-                f"{others[0]}: which model should be explained? Only Color comes with one; name a backbone"
-            )
-    opened = [open_dataset(source, data_root, limit, seed, color_size) for source in datasets]
-    names = [dataset.name for dataset in opened]
-    if len(set(names)) < len(names):
-        raise ValueError(f"datasets: two are called {max(names, key=names.count)}; run them one by one")
-    return opened
+            raise ValueError(f"{others[0]}: which model? Only Color comes with one; name a backbone")
 
 
 def _settings(

@@ -71,13 +71,11 @@ def printed_average(method: str, metric: str, datasets: Sequence[str]) -> float 
 def marks(values: Sequence[float | None], better: Better | None) -> list[Mark | None]:
     """Which values are best and second best to two digits. Ties share a place, as in the paper: two best leave no second."""
     rounded = [None if value is None else float(_short(value)) for value in values]
-    ranked = sorted(_known(rounded), reverse=better == "higher")
-    if better is None or not ranked:
-        return [None] * len(values)
-    best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
-    return [
-        "best" if value == best else "second" if value is not None and value == second else None for value in rounded
-    ]
+    ranked = sorted(_known(rounded), reverse=better == "higher") if better else []
+    places: dict[float | None, Mark] = {}
+    places.update(dict.fromkeys(ranked[1:2], "second"))
+    places.update(dict.fromkeys(ranked[:1], "best"))  # also where the second is equal
+    return [places.get(value) for value in rounded]
 
 
 def table_1(results: Results) -> Table:
@@ -89,7 +87,7 @@ def table_1(results: Results) -> Table:
         for dataset in results.datasets:
             rows = [results.row(dataset, method.label) for method in methods]
             paper = [printed(method.printed_as, metric, dataset) for method in methods]
-            cells = _column(methods, _values(rows, metric), METRICS[metric].better, paper)
+            cells = _column(methods, _values(rows, metric), metric, paper)
             columns[f"{_titled(metric)} {_dataset(dataset)}"] = [
                 replace(cell, text="failed") if row and row.failed else cell
                 for cell, row in zip(cells, rows, strict=True)
@@ -97,7 +95,7 @@ def table_1(results: Results) -> Table:
     columns["Multi-level"] = [_levels(results, method) for method in methods]
     concepts = [next(iter(_known(_values(results.of_method(method), "n_concepts"))), None) for method in methods]
     paper = [printed(method.printed_as, "n_concepts", "") for method in methods]
-    columns[_titled("n_concepts")] = _column(methods, concepts, "lower", paper, digits=0)
+    columns[_titled("n_concepts")] = _column(methods, concepts, "n_concepts", paper, digits=0)
     notes = [
         f"In brackets the paper's numbers, with {published()['backbone']}: {published()['source']}.",
         "Best in bold, second best underlined, among the methods that compete; references do not.",
@@ -114,7 +112,7 @@ def table_2(results: Results) -> Table:
     for metric in DESIDERATA:
         averages = [_mean(_values(results.of_method(method), metric)) for method in methods]
         paper = [printed_average(method.printed_as, metric, datasets) for method in methods]
-        columns[_titled(metric)] = _column(methods, averages, METRICS[metric].better, paper)
+        columns[_titled(metric)] = _column(methods, averages, metric, paper)
     over = ", ".join(map(_dataset, datasets))
     return _table("Table 2", columns, [f"Averages over {over}; in brackets the paper's over the same."])
 
@@ -128,7 +126,7 @@ def exposing_tables(results: Results, dataset: str) -> list[Table]:
         for metric in metrics:
             values = _values(rows, metric)
             if _known(values):
-                cells = _column([row.method for row in rows], values, METRICS[metric].better)
+                cells = _column([row.method for row in rows], values, metric)
                 columns[_titled(metric)] = [
                     replace(cell, interval=_interval(row, metric)) for cell, row in zip(cells, rows, strict=True)
                 ]
@@ -171,15 +169,16 @@ def _table(title: str, columns: dict[str, list[Cell]], notes: Iterable[str] = ()
 def _column(
     methods: Sequence[Method],
     values: Sequence[float | None],
-    better: Better | None,
+    metric: str,
     paper: Sequence[float | None] | None = None,
     digits: int = 2,
 ) -> list[Cell]:
     """Values with the best of those that compete marked, and the paper's numbers."""
     competing = [None if method.is_reference else value for method, value in zip(methods, values, strict=True)]
+    places = marks(competing, METRICS[metric].better)
     return [
         Cell(_NOTHING if value is None else _short(value, digits), mark, "" if known is None else _short(known, digits))
-        for value, mark, known in zip(values, marks(competing, better), paper or [None] * len(values), strict=True)
+        for value, mark, known in zip(values, places, paper or [None] * len(values), strict=True)
     ]
 
 
@@ -219,9 +218,7 @@ def _short(value: float, digits: int = 2) -> str:
 
 
 def _interval(row: Row, metric: str) -> str:
-    score = row.scores[metric] if row.scores is not None and metric in row.scores else None
-    return (
-        ""
-        if score is None or score.low is None or score.high is None
-        else f"{_short(score.low)} to {_short(score.high)}"
-    )
+    if row.scores is None or metric not in row.scores:
+        return ""
+    low, high = row.scores[metric].low, row.scores[metric].high
+    return "" if low is None or high is None else f"{_short(low)} to {_short(high)}"

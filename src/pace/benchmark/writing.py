@@ -64,11 +64,9 @@ def as_markdown(table: Table) -> str:
 
 
 def as_page(results: Results) -> str:
-    """A page to read: models, settings, all tables, and where scores mislead."""
+    """A page to read: models, all tables, and where scores mislead."""
     parts = ["# Benchmark results", _models(results), *map(as_markdown, all_tables(results))]
-    lines = [
-        f"- {_plain(dataset)}: {_plain(line)}" for dataset in results.datasets for line in exposed(results, dataset)
-    ]
+    lines = [f"- {_plain(name)}: {_plain(line)}" for name in results.datasets for line in exposed(results, name)]
     if lines:
         parts.append("Where scores mislead:\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
