@@ -15,7 +15,6 @@ from pace.backbones import Backbone
 from pace.baselines import EveryToken, reads_uncounted
 from pace.benchmark.cache import code_digest, key_of
 from pace.images import Color, ImageSet, Perturbation, normalize, open_images
-from pace.images.opening import DATASETS
 from pace.metrics import hide_patches
 from pace.metrics.declare import Array
 from pace.metrics.ground_truth import known_truth, sample_images, seen_colors, true_colors
@@ -52,8 +51,7 @@ def open_dataset(
     )
     if train.labels is None or test.labels is None:
         raise ValueError(f"{source} has no labels; expected a dataset, or train/ and test/ with a folder per class")
-    known = source == "color" or source in DATASETS
-    name = source if known else Path(source).expanduser().resolve().name
+    name = Path(os.path.abspath(Path(source).expanduser())).name  # a dataset's name stays what it is
     if limit is not None:
         classes = np.random.default_rng(seed).permutation(np.intersect1d(train.labels, test.labels))
         classes = classes[: max(2, limit // _PER_CLASS)]

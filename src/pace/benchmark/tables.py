@@ -101,7 +101,9 @@ def table_1(results: Results) -> Table:
         "Best in bold, second best underlined, among the methods that compete; references do not.",
     ]
     if warned:
-        notes.append(f"{_WARNED.strip()} the scores mislead on at least one dataset; lines below the tables say how.")
+        notes.append(
+            f"{_WARNED.strip()} the scores mislead on at least one dataset; the lines below the tables say how."
+        )
     return _table("Table 1", columns, notes)
 
 
