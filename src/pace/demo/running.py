@@ -21,8 +21,6 @@ from pace.images import Color, Perturbation
 from pace.metrics import Score, Scores
 from pace.progress import announce
 
-__all__ = ["DemoResult", "load_model", "run"]
-
 N_CONCEPTS = 5  # four colours and black
 
 
