@@ -82,7 +82,7 @@ def test_defaults_are_the_library_s():
 
 def test_the_datasets_are_those_that_can_be_opened():
     from pace.cli.runs import DATASETS
-    from pace.images.opening import DATASETS as known
+    from pace.images.datasets import DATASETS as known
 
     assert {*known, "color"} == set(DATASETS)
 

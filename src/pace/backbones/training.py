@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Tower
-from pace.images import ImageSet, Perturb, normalize
+from pace.images import ImageSet, Perturb, normalize, to_float
 from pace.images.loading import decoded
 from pace.observing.pipeline import ahead
 from pace.progress import Advance
@@ -227,4 +227,4 @@ def _training_batches(pictures: Pictures, batch_size: int, seed: int, epoch: int
 
 
 def _floats(images: Tensor, device: torch.device) -> Tensor:
-    return images.to(device, non_blocking=True).float() / 255
+    return to_float(images.to(device, non_blocking=True))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pace.images import Color, ImageSet, open_images
-from pace.images.opening import DATASETS
+from pace.images.datasets import DATASETS
 
 _EACH = 10  # images of a class to aim at when there are not to be many: a class seen once can be learned by nobody
 

@@ -202,7 +202,7 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int) -> nn.Linea
     import torch
 
     from pace.backbones import linear_probe
-    from pace.images import normalize
+    from pace.images import normalize, to_float
     from pace.images.loading import decoded
     from pace.progress import progress
 
@@ -213,7 +213,7 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int) -> nn.Linea
     features = []
     with progress("reading features", len(images)) as advance:
         for _, batch in decoded(images, chunks, backbone.preprocessing):
-            pixels = batch.to(backbone.device).float() / 255
+            pixels = to_float(batch.to(backbone.device))
             features.append(backbone.pooled(normalize(pixels, backbone.preprocessing)).cpu())
             advance(len(batch))
     with busy("fitting the probe"):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pace.images import ImageSet
-    from pace.images.imageset import Progress
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class ImageChoice:
             **located,
             **rooted,
             "count": len(images),
-            "skipped": images.skipped,
             "fingerprint": images.fingerprint(),
         }
 
@@ -85,14 +83,11 @@ def joined(first: ImageSet, second: ImageSet) -> ImageSet:
     from pace.images import ImageSet
 
     class Joined(ImageSet):
-        def _image(self, index: int) -> Tensor:
+        def __getitem__(self, index: int) -> Tensor:
             return first[index] if index < len(first) else second[index - len(first)]
 
         def fingerprint(self) -> str:
             return f"{first.fingerprint()}+{second.fingerprint()}"
-
-        def _unreadable(self, progress: Progress | None) -> dict[str, str]:
-            return first._unreadable(None) | second._unreadable(None)
 
     known = set(first.names)
     return Joined(
