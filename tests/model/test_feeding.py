@@ -15,7 +15,7 @@ import pace.explainer
 import pace.model.learning
 from pace import PACE, Observations
 from pace.model.feeding import Feed, Visits
-from pace.observing.store import ObservationStore, StoreWriter
+from pace.observing.store import Index, ObservationStore, StoreWriter
 
 DATA = planted(0, k=3, d=4, images=30, grid=(2, 3))
 
@@ -187,7 +187,7 @@ def stored(tmp_path_factory):
     views = []
     for name, view in (("original", DATA.observations), ("perturbed", DATA.perturbed)):
         folder = tmp_path_factory.mktemp(name)
-        with StoreWriter(folder, fingerprint={}, total=30, grid=(2, 3), prefix_tokens=1, shard_bytes=2000) as writer:
+        with StoreWriter(folder, Index({}, total=30, grid=(2, 3), prefix_tokens=1), shard_bytes=2000) as writer:
             for start in range(0, 30, 5):
                 batch = view.batch(slice(start, start + 5), dtype=torch.float32)
                 writer.append(start, batch)
@@ -207,13 +207,13 @@ def test_a_store_is_read_beside_the_work_with_the_same_result(stored, minibatch)
 
 
 def test_what_fits_into_the_budget_is_read_once_and_kept(stored, monkeypatch):
-    reads, real = [], pace.observing.store.reading.StoredArray._read
+    reads, real = [], pace.observing.store.StoredArray.__array__
 
-    def counted(self, rows):
-        reads.append(len(rows))
-        return real(self, rows)
+    def counted(self, *options, **more):
+        reads.append(self.name)
+        return real(self, *options, **more)
 
-    monkeypatch.setattr(pace.observing.store.reading.StoredArray, "_read", counted)
+    monkeypatch.setattr(pace.observing.store.StoredArray, "__array__", counted)
     often = fit(*stored)
     without = len(reads)
     reads.clear()

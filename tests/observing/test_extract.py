@@ -123,7 +123,8 @@ def test_a_wrong_value_is_named_and_what_came_before_is_kept(pixels, tmp_path, s
 
     with pytest.raises(ValueError, match="in the batch from image 4 on: embeddings of image 1 is NaN or infinite"):
         observe(Changed(spoil), pixels, batch_size=4, store=tmp_path / "store" if stored else None)
-    assert not stored or len(ObservationStore.open(tmp_path / "store")) == 4
+    if stored:
+        assert ObservationStore.open(tmp_path / "store").shards[0].stop == 4
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])

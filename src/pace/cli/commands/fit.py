@@ -255,7 +255,7 @@ def _keep_gallery(run: Run, learned: PACE, observations: Observations, images: I
 
     Images that would have to be looked at again are represented by a sample.
     """
-    from pace.model.feeding import Lazy
+    from pace.observations import Lazy
     from pace.showing.summary import typical_patches
 
     numbers = np.arange(len(images))
