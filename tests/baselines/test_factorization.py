@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
@@ -23,7 +22,7 @@ def matched(found: torch.Tensor, true: torch.Tensor) -> np.ndarray:
 
 
 def error(patches: torch.Tensor, dictionary: torch.Tensor) -> float:
-    return float((patches - coefficients(patches, dictionary, steps=2000) @ dictionary).norm() / patches.norm())
+    return float((patches - coefficients(patches, dictionary, steps=500) @ dictionary).norm() / patches.norm())
 
 
 def test_coefficients_are_scipys_non_negative_least_squares():
@@ -37,14 +36,6 @@ def test_coefficients_are_scipys_non_negative_least_squares():
     assert (found == 0).any()
 
 
-def test_coefficients_of_several_dictionaries_are_those_of_each():
-    patches, _ = planted(4, 8, 20)
-    dictionaries = torch.stack([planted(4, 8, 1, seed=seed)[1] for seed in (1, 2)])
-    together = coefficients(patches.expand(2, -1, -1), dictionaries)
-    for both, dictionary in zip(together, dictionaries, strict=True):
-        torch.testing.assert_close(both, coefficients(patches, dictionary), rtol=1e-4, atol=1e-5)
-
-
 def test_nmf_finds_planted_factors():
     patches, rows = planted(5, 20, 400)
     amounts, found = nmf(patches, 5, seed=0)
@@ -53,6 +44,8 @@ def test_nmf_finds_planted_factors():
     assert (found >= 0).all()
     assert matched(found, rows).min() > 0.97
     torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
+    for few in (torch.zeros(10, 4), torch.rand(2, 4)):  # nothing to find, and fewer patches than factors
+        assert torch.isfinite(nmf(few, 3, seed=0)[1]).all()
 
 
 def test_nmf_is_as_close_as_scikit_learns():
@@ -64,26 +57,6 @@ def test_nmf_is_as_close_as_scikit_learns():
     assert error(patches, nmf(patches, 8, seed=0)[1]) < 1.02 * theirs
 
 
-def test_nmf_never_gets_worse_with_more_steps(monkeypatch):
-    patches, _ = planted(5, 20, 200)
-    errors = []
-    for steps in (1, 3, 10, 30, 100):
-        monkeypatch.setattr(factorization, "_NMF_STEPS", steps)
-        errors.append(error(patches, nmf(patches, 5, seed=1)[1]))
-    assert errors == sorted(errors, reverse=True)
-
-
-def test_nmf_of_several_sets_is_that_of_each():
-    sets = torch.stack([planted(3, 10, 60, seed=seed)[0] for seed in (1, 2)])
-    for both, one in zip(nmf(sets, 3, seed=0)[1], sets, strict=True):
-        torch.testing.assert_close(both, nmf(one, 3, seed=0)[1], rtol=1e-3, atol=1e-4)
-
-
-def test_nmf_of_nothing_is_finite():
-    assert torch.isfinite(nmf(torch.zeros(10, 4), 3, seed=0)[1]).all()
-    assert torch.isfinite(nmf(torch.rand(2, 4), 3, seed=0)[1]).all()  # fewer patches than factors
-
-
 def test_semi_nmf_finds_planted_factors_of_either_sign():
     patches, rows = planted(5, 30, 600, signed=True)
     found = semi_nmf(patches, 5, seed=0)
@@ -91,8 +64,7 @@ def test_semi_nmf_finds_planted_factors_of_either_sign():
     assert matched(found, rows).min() > 0.95
 
 
-@pytest.mark.parametrize("rows", [1, 7])
-def test_how_many_patches_are_taken_at_a_time_changes_nothing(rows, monkeypatch):
+def test_how_many_patches_are_taken_at_a_time_changes_nothing(monkeypatch):
     patches, dictionary = planted(4, 10, 60)
     sets = patches.unflatten(0, (3, 20))
     dictionaries = torch.stack([planted(4, 10, 1, seed=seed)[1] for seed in (1, 2, 3)])
@@ -102,7 +74,7 @@ def test_how_many_patches_are_taken_at_a_time_changes_nothing(rows, monkeypatch)
         return [*fitted, coefficients(sets, dictionary), coefficients(sets, dictionaries), nearest(patches, dictionary)]
 
     whole = everything()
-    monkeypatch.setattr(factorization, "_ROWS_A_THREAD", rows)
+    monkeypatch.setattr(factorization, "_ROWS_PER_THREAD", 17)
     for cut, expected in zip(everything(), whole, strict=True):
         torch.testing.assert_close(cut, expected, rtol=1e-3, atol=1e-3)
 
@@ -122,13 +94,3 @@ def test_k_means_finds_planted_centres():
     assert matched(found, centres).min() > 0.99
     distances = torch.cdist(found, centres).numpy()
     assert distances[linear_sum_assignment(distances)].max() < 1.0
-
-
-@pytest.mark.parametrize(
-    "learn", [k_means, lambda *given: nmf(*given)[1], semi_nmf], ids=["k-means", "nmf", "semi-nmf"]
-)
-def test_the_seed_decides(learn):
-    patches, _ = planted(4, 10, 100)
-    first, again, other = (learn(patches, 7, seed) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)

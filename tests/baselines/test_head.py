@@ -31,14 +31,6 @@ def test_logits_of_the_tokens_read_are_the_models_own(make):
     assert part.targets.tolist() == observations.predictions.argmax(1).tolist()
 
 
-def test_registers_that_are_not_read_may_be_missing():
-    toy = with_registers(read=False)
-    observations = toy.observe(3, 0)
-    head = Head(toy, observations)
-    (part,) = head.parts(observations, 3)
-    torch.testing.assert_close(head(part.tokens)[:, 0], observations.embeddings[:, 0].sum(1))
-
-
 def test_registers_that_are_read_may_not():
     toy = with_registers(read=True)
     with pytest.raises(
@@ -46,16 +38,6 @@ def test_registers_that_are_read_may_not():
         match=r"reads 2 tokens of this layer that the observations leave out .* EveryToken\(backbone\)\.observe",
     ):
         Head(toy, toy.observe(3, 0))
-
-
-def test_observations_of_all_tokens_serve_where_registers_are_read():
-    toy = with_registers(read=True)
-    tokens = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(0))
-    observations = Observations(tokens, torch.ones(3, 9), toy.h(tokens).softmax(1), grid=GRID, prefix_tokens=3)
-    head = Head(toy, observations)
-    assert head.reads.tolist() == [0, 1, 2]
-    (part,) = head.parts(observations, 3)
-    torch.testing.assert_close(head(part.tokens), toy.h(tokens))
 
 
 @pytest.mark.parametrize("counted", [1, 0])
@@ -82,14 +64,6 @@ def test_what_does_not_count_goes_through_the_model_beside_what_does(counted):
                 Observations(observations.embeddings, torch.ones(3, 6 + counted), grid=GRID, prefix_tokens=counted), 3
             )
         )
-
-
-def test_a_missing_cls_is_an_error_where_it_is_read():
-    toy = read_by_cls(5, 3)
-    full = toy.observe(3, 0)
-    patches = Observations(full.embeddings[:, 1:], full.attention[:, 1:], full.predictions, grid=GRID)
-    with pytest.raises(ValueError, match=r"reads 1 tokens .* count_cls=True"):
-        Head(toy, patches)
 
 
 def test_observations_of_another_model_are_refused():
@@ -129,11 +103,3 @@ def test_observations_read_by_one_token_are_read_once_and_let_go(one):
     del observations
     gc.collect()
     assert len(head._held) == 0
-
-
-def test_a_linear_heads_gradient_is_its_weight():
-    toy, weights = linear(4, 3, 7)
-    observations = toy.observe(5, 0)
-    head = Head(toy, observations)
-    (part,) = head.parts(observations, 5)
-    torch.testing.assert_close(part.gradient(part.tokens), weights[part.targets])

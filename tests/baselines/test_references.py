@@ -32,12 +32,9 @@ def test_planted_clusters_are_found_and_counted(kind, data):
     counts = np.stack([np.bincount(row, minlength=5) for row in data.concepts]) / data.concepts.shape[1]
     np.testing.assert_allclose(found.theta[:, np.argsort(theirs)], counts, atol=0.06)
     np.testing.assert_allclose(found.theta.sum(1), 1, rtol=1e-5)
-
-
-def test_a_k_means_histogram_says_one_thing_of_each_patch(data):
-    found = KMeans(5).fit(Here(), data.observations).explain(data.observations)
-    assert set(np.unique(found.phi)) == {0, 1}
-    assert (found.phi.sum(2) == 1).all()
+    constant = np.concatenate([data.observations.embeddings, np.ones((60, 37, 2))], 2)
+    still = Observations(constant, data.observations.attention)
+    assert np.isfinite(kind(5).fit(Here(), still).explain(still).theta).all()
 
 
 def test_the_mixture_is_scikit_learns_from_the_same_start(data):
@@ -52,12 +49,6 @@ def test_the_mixture_is_scikit_learns_from_the_same_start(data):
     )
 
 
-def test_the_mixture_stands_channels_that_never_vary(data):
-    embeddings = np.concatenate([data.observations.embeddings, np.ones((60, 37, 2))], 2)
-    still = Observations(embeddings, data.observations.attention)
-    assert np.isfinite(GaussianMixture(5).fit(Here(), still).explain(still).theta).all()
-
-
 def test_semi_nmf_rebuilds_the_tokens(data):
     method = SemiNMF(8).fit(Here(), data.observations)
     phi = method.explain(data.observations).phi
@@ -67,12 +58,9 @@ def test_semi_nmf_rebuilds_the_tokens(data):
     assert np.square(left).mean() < 0.25 * tokens.var()
 
 
-def test_the_mean_embedding_is_just_that(data):
+def test_the_mean_embedding_and_the_majority_are_just_that(data):
     found = MeanEmbedding().fit(Here(), data.observations).explain(data.observations)
     np.testing.assert_allclose(found.theta, np.asarray(data.observations.embeddings).mean(1), rtol=1e-4, atol=1e-5)
-
-
-def test_the_majority_is_the_same_for_all_images(data):
     found = Majority().fit(Here(), data.observations).explain(data.observations)
     assert np.ptp(found.theta, axis=0).max() == 0
     predicted = np.bincount(np.asarray(data.observations.predictions).argmax(1), minlength=3)
@@ -100,7 +88,7 @@ def test_true_colours_of_unknown_observations_or_of_another_grid_are_refused():
     known, other = toy.observe(2, 0), toy.observe(2, 1)
     colors = np.zeros((2, *GRID), int)
     with pytest.raises(ValueError, match="not among the observations"):
-        TrueColors([(known, colors)]).explain(other)
+        TrueColors([(known, colors)]).fit(Here(), known).explain(other)
     with pytest.raises(ValueError, match="expected colours of shape"):
         TrueColors([(known, colors[:, :1])])
     with pytest.raises(ValueError, match="expected colours from 0 to 2; found 0 to 3"):
@@ -119,5 +107,4 @@ def test_pace_is_pace(data):
     given = PaceExplainer(5, use_predictions=True, **options).fit(Here(), data.observations)
     withheld = given.model_.explain(data.observations).theta
     assert not np.array_equal(given.explain(data.observations).theta, withheld)
-    names = [PaceExplainer(updates=updates, use_predictions=True).name for updates in ("exact", "paper")]
-    assert names == ["pace-given-predictions", "pace-paper-given-predictions"]
+    assert PaceExplainer(updates="paper", use_predictions=True).name == "pace-paper-given-predictions"

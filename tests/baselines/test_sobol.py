@@ -19,9 +19,3 @@ def test_both_parts_of_a_product_count_the_interaction():
 
 def test_an_output_that_does_not_vary_has_no_important_variable():
     assert not total_indices(lambda x: torch.full((2, len(x)), 5.0), 3, 8, 0, CPU).any()
-
-
-def test_it_asks_for_as_many_evaluations_as_it_says():
-    asked = []
-    total_indices(lambda x: asked.append(len(x)) or x.sum(1)[None], 5, 16, 0, CPU)
-    assert asked == [16 * (5 + 2)]

@@ -31,5 +31,7 @@ def results(*rows: Row) -> Results:
         "tokens": 5,
         "test_accuracy": 0.5,
         "prediction_survival": 1.0,
+        "seconds": 594.0,
+        "resumed": True,
     }
     return Results(list(rows), {dataset: about for dataset in dict.fromkeys(row.dataset for row in rows)})

@@ -83,18 +83,6 @@ def test_hidden_patches_are_filled_where_the_grid_says():
     assert seen[0].sum() == 3 * 4 * 8 * 3 / 4
 
 
-def test_patches_that_matter_are_found_on_a_transformer_split_in_two():
-    """Tokens carry a class direction in a few patches; h reads their sum."""
-    torch.manual_seed(0)
-    tokens = 0.1 * torch.randn(IMAGES, PATCHES + 1, 2)
-    tokens[:, 1:, 1] += torch.as_tensor(EVIDENCE, dtype=torch.float32)
-    model = hide_tokens(lambda tokens: tokens[:, 1:].sum(1).softmax(1), tokens, PATCHES, fill=torch.zeros(2))
-    phi = np.eye(3)[EVIDENCE.astype(int)]
-    theta = np.tile([0.1, 0.8, 0.1], (IMAGES, 1))
-    assert evidence_gap(model, patch_relevance(phi, theta), YHAT) > 0.3
-    assert evidence_gap(model, patch_relevance(np.ones_like(phi), theta), YHAT) < 0.2
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7))
 @settings(deadline=None, max_examples=10)
 def test_ranges_and_order_alone_counts(seed, steps):

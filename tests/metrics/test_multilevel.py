@@ -68,12 +68,6 @@ def test_levels_are_found_and_not_believed():
     assert levels(Explanation(theta, theta), None) == 1
 
 
-def test_a_prefix_token_is_no_patch_level():
-    theta, phi = np.eye(4)[[0, 1]], patches([0, 1, 1], [0, 2, 2])
-    assert not find_levels(Explanation(theta, theta, phi, prefix_tokens=1)).patch
-    assert find_levels(Explanation(theta, theta, phi)).patch
-
-
 @given(PHI)
 @settings(deadline=None, max_examples=30)
 def test_ranges_and_symmetries(phi):

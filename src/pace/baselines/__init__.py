@@ -1,7 +1,7 @@
 """Explainers to compare PACE with, and PACE itself, behind one interface.
 
 ``explainer("shap").fit(backbone, train).explain(test)`` gives an `Explanation`, whatever the name. docs/baselines.md says what
-each computes, from which paper, and at which cost.
+each computes, from which paper, and at which cost. A new method is a subclass of `Explainer` in its own file, and a line here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 
 from pace.baselines.agi import AGI
 from pace.baselines.craft import CRAFT
-from pace.baselines.everytoken import EveryToken, reads_uncounted
 from pace.baselines.explainer import Explainer, PointExplanation
 from pace.baselines.lime import LIME
-from pace.baselines.ours import PaceExplainer
+from pace.baselines.pace import PaceExplainer
 from pace.baselines.references import GaussianMixture, KMeans, Majority, MeanEmbedding, SemiNMF, TrueColors
 from pace.baselines.saliency import Saliency
 from pace.baselines.shap import SHAP
-from pace.baselines.split import SplitObservations
+from pace.baselines.tokens import EveryToken, SplitObservations, reads_uncounted
 
 EXPLAINERS: dict[str, Callable[..., Explainer]] = {
     "pace": PaceExplainer,
@@ -41,7 +40,7 @@ EXPLAINERS: dict[str, Callable[..., Explainer]] = {
 
 
 def explainer(name: str, **options: Any) -> Explainer:
-    """The explainer of that name, with options of its class. `TrueColors` needs the colours and is made by hand."""
+    """The explainer of that name, with options of its class. `TrueColors` needs the true colours, so it has no name."""
     if name not in EXPLAINERS:
         raise ValueError(f"method: expected one of {', '.join(EXPLAINERS)}; found {name!r}")
     return EXPLAINERS[name](**options)

@@ -1,11 +1,11 @@
 """AGI, adversarial gradient integration (Pan, Li & Zhu 2021), in embedding space.
 
-For every false class i, walk from e by steps of ε in the direction sign(∂p_i/∂e) until the model says i, and integrate the
-gradient of the predicted class's probability p_t along the way:
+For every other class i, walk from e by steps of ε in the direction sign(∂p_i/∂e) until the model predicts i, and integrate the
+gradient of the predicted class's probability p_t along the path:
 
     AGI = − Σ_i Σ_steps ∂p_t/∂e ∘ (step)
 
-As ε shrinks, an image's attributions sum to how much p_t falls on the ways to the false classes.
+As ε shrinks, an image's attributions sum to how much p_t falls on the paths to the other classes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pace.baselines.attribution import TokenAttribution, training_mean
-from pace.baselines.explainer import check_counts
-from pace.baselines.head import Part, differentiable
+from pace.baselines.explainer import SplitModel, check_counts
+from pace.baselines.head import Part
+from pace.baselines.tokens import differentiable
 from pace.explanation import Array
 from pace.observations import Observations
 
@@ -24,16 +25,16 @@ from pace.observations import Observations
 class AGI(TokenAttribution):
     """θ is the mean over tokens of the integrated gradients, signed.
 
-    At most 2 · classes · max_steps gradients of h an image.
+    Costs at most 2 · classes · max_steps gradients of h per image.
 
     Parameters
     ----------
     classes
-        How many false classes to walk to; drawn with the seed, the same for all images.
+        How many other classes to walk to; drawn with the seed, the same for all images.
     step
         ε, in standard deviations of the training tokens.
     max_steps
-        Where a walk ends that does not arrive.
+        Maximum number of steps to a class.
     """
 
     name = "agi"
@@ -47,11 +48,12 @@ class AGI(TokenAttribution):
             raise ValueError(f"step: expected more than 0; found {step!r}")
         self.classes, self.step, self.max_steps = classes, step, max_steps
 
-    def _learn(self, train: Observations) -> None:
+    def _fit(self, backbone: SplitModel, train: Observations, perturbed: Observations | None, seed: int) -> None:
+        super()._fit(backbone, train, perturbed, seed)
         mean, total = training_mean(self.head_, train), 0.0
         for part in self.head_.parts(train, self.head_.rows()):
             total += float((part.tokens - mean).square().sum(dtype=torch.float64))
-        # One for all channels, so that a step is as long in each.
+        # One scale for all channels, so that a step is equally long in each.
         self.scale_ = (total / (len(train) * mean.numel())) ** 0.5
 
     def _attribute(self, part: Part, seed: int) -> Tensor:

@@ -1,60 +1,43 @@
-"""Methods that give every hidden channel its part in the predicted class's logit: K = d quasi-concepts."""
+"""Attributions: every hidden channel's part in the logit of the predicted class, so K = d.
+
+They learn at most averages of the training tokens and have no dataset level.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import Any, Self
+from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.baselines.explainer import SplitModel, check_counts, point
+from pace.baselines.explainer import Explainer, SplitModel, check_counts, point
 from pace.baselines.head import Head, Part
-from pace.explanation import Array, Explanation
+from pace.explanation import Explanation
 from pace.observations import Observations
 
 
-class Attribution:
-    """What they share: they keep h, learn at most averages of the training tokens, and have no dataset level.
+class Attribution(Explainer):
+    """The base of both kinds. `batch_size` is the number of images at once; None is as many as fit into memory."""
 
-    `batch_size` is how many images are worked on at once; None is as many as memory allows.
-    """
-
-    name: str
-    repeats = 1
-    concepts_: Array | None = None
     head_: Head
 
     def __init__(self, batch_size: int | None = None) -> None:
         check_counts(batch_size=batch_size)
         self.batch_size = batch_size
 
-    def fit(
-        self,
-        backbone: SplitModel,
-        train: Observations,
-        *,
-        perturbed: Observations | None = None,
-        seed: int = 0,
-        device: Any = None,
-    ) -> Self:
+    def _fit(self, backbone: SplitModel, train: Observations, perturbed: Observations | None, seed: int) -> None:
         self.head_ = Head(backbone, train)
-        self._learn(train)
-        return self
-
-    def _learn(self, train: Observations) -> None:
-        """Nothing, unless a method says otherwise."""
 
 
-class TokenAttribution(Attribution, ABC):
-    """Attributions of single tokens' channels. They are the patch level; θ is their mean over tokens.
+class TokenAttribution(Attribution):
+    """Attributions to the channels of single tokens, which are the patch level; θ is their mean over tokens.
 
-    CLS is one of these tokens, counted as a patch or not: often it has all of the weight, and that must not go unseen.
+    CLS is one of the tokens whether it counts as a patch or not: it often has all the weight, and that must be visible.
     """
 
-    def explain(self, observations: Observations, *, seed: int = 0, patches: bool = True) -> Explanation:
+    def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
         head, (images, _, dim) = self.head_, observations.shape
         theta = np.empty((images, dim), np.float32)
         phi = np.zeros((images, head.n_tokens, dim), np.float32) if patches else None
@@ -65,7 +48,7 @@ class TokenAttribution(Attribution, ABC):
             theta[part.images] = (found.sum(1) / head.n_tokens).cpu().numpy()
             if phi is not None:
                 phi[part.images, reads] = found.cpu().numpy()
-        return replace(point(theta, phi, observations), prefix_tokens=head.prefix_tokens)
+        return point(theta, phi, observations, head.prefix_tokens)
 
     @abstractmethod
     def _attribute(self, part: Part, seed: int) -> Tensor:
@@ -73,12 +56,31 @@ class TokenAttribution(Attribution, ABC):
 
 
 class ChannelAttribution(Attribution):
-    """Attributions of channels of all tokens at once, against their training mean. They have no patch level."""
+    """Attributions to channels of all tokens at once, relative to their training mean. There is no patch level."""
 
     mean_: Tensor  # (R, d)
 
-    def _learn(self, train: Observations) -> None:
+    def _fit(self, backbone: SplitModel, train: Observations, perturbed: Observations | None, seed: int) -> None:
+        super()._fit(backbone, train, perturbed, seed)
         self.mean_ = training_mean(self.head_, train)
+
+    def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
+        draws = self._draw(observations, np.random.default_rng(seed))
+        theta = np.empty((len(observations), observations.dim), np.float32)
+        for part in self.head_.parts(observations, self.batch_size or self._images_at_once(observations.dim)):
+            theta[part.images] = self._attribute(part, draws).cpu().numpy()
+        return point(theta, None, observations)
+
+    @abstractmethod
+    def _images_at_once(self, dim: int) -> int: ...
+
+    @abstractmethod
+    def _draw(self, observations: Observations, rng: np.random.Generator) -> Any:
+        """The random draws of a run, passed to `_attribute`."""
+
+    @abstractmethod
+    def _attribute(self, part: Part, draws: Any) -> Tensor:
+        """(B, d)."""
 
 
 def training_mean(head: Head, train: Observations) -> Tensor:

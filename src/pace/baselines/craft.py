@@ -3,20 +3,20 @@
 A = max(e, 0) ≈ U W · U (n, K) how much of every concept a patch holds · W (K, d) the concepts
 
 The importance of a concept is its total Sobol index: masks m ∈ [0, 1]^K damp the concepts, and the index is the share of the
-predicted class's logit variance that concept k has a hand in. The recursive step replaces important concepts by their parts.
+variance of the predicted class's logit that involves concept k. The recursive step replaces important concepts by their parts.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.baselines.explainer import SplitModel, check_counts, point
+from pace.baselines.explainer import Explainer, SplitModel, check_counts, point
 from pace.baselines.factorization import coefficients, nmf
 from pace.baselines.head import Head, Part
 from pace.baselines.patches import FACTOR_SAMPLE, SAMPLE, draw_patches, explain_tokens
@@ -24,11 +24,11 @@ from pace.baselines.sobol import total_indices
 from pace.explanation import Array, Explanation
 from pace.observations import Observations
 
-_SOBOL_IMAGES, _SOBOL_MASKS = 512, 16  # images at most, and masks at least, that go through h together
-_TOP, _TOP_AT_MOST = 0.1, 2000  # the patches that a concept's parts are found in: the tenth that hold most of it
+_SOBOL_IMAGES, _SOBOL_MASKS = 512, 16  # at most so many images and at least so many masks go through h together
+_TOP, _TOP_AT_MOST = 0.1, 2000  # a concept's parts are found in the tenth of the patches that hold most of it
 
 
-class CRAFT:
+class CRAFT(Explainer):
     """θ is the mean of an image's U or, with explains="importance", its concepts' Sobol indices. φ is U.
 
     Parameters
@@ -36,22 +36,20 @@ class CRAFT:
     n_concepts
         K.
     per_class
-        One dictionary for each predicted class, as in CRAFT's own use; concept k is then another one in every class. Classes
-        that are predicted for no training image share the dictionary of all.
+        One dictionary for each predicted class, as CRAFT is meant to be used; concept k then differs between classes. Classes
+        that are never predicted in training use the dictionary of all images.
     explains
-        "coefficients" or "importance"; the latter costs designs · (K + 2) forwards of h an image.
+        "coefficients" or "importance"; the latter costs designs · (K + 2) forwards of h per image.
     split
-        Share of concepts that the recursive step splits in two; K counts what comes out.
+        Share of concepts that the recursive step splits in two; K is the number after splitting.
     designs
         Points of the Sobol design.
     importance_images
-        Images of every class by which the concepts' importance for it is estimated.
+        Images per class that its concepts' importance is estimated on.
     sample
-        Patches to learn from: by default 100,000, and with `per_class` 300,000, since each class learns from its own.
+        Patches to learn from: by default 100,000, or 300,000 with `per_class`, since each class learns from its own.
     """
 
-    repeats = 1
-    concepts_: Array | None = None
     head_: Head
     dictionaries_: Tensor  # (K, d), or (N, K, d) per class
 
@@ -79,38 +77,27 @@ class CRAFT:
         self.batch_size = batch_size
         self.name = "craft" + ("-per-class" if per_class else "") + ("-sobol" if explains == "importance" else "")
 
-    def fit(
-        self,
-        backbone: SplitModel,
-        train: Observations,
-        *,
-        perturbed: Observations | None = None,
-        seed: int = 0,
-        device: Any = None,
-    ) -> Self:
-        self.device_ = backbone.device if device is None else torch.device(device)
+    def _fit(self, backbone: SplitModel, train: Observations, perturbed: Observations | None, seed: int) -> None:
         self.head_ = Head(backbone, train)
-        with torch.no_grad():
-            patches = draw_patches(train, self.sample, self.n_concepts, seed, self.device_).clamp_min_(0)
-            classes = self.head_.classes(train).cpu().numpy()
-            present = np.unique(classes)
-            examples = {label: np.flatnonzero(classes == label)[: self.importance_images] for label in present.tolist()}
-            some = train[np.concatenate(list(examples.values()))]
-            self.dictionaries_ = shared = self._dictionary(patches, some, seed)
-            if self.per_class:
-                self.dictionaries_ = shared.repeat(self.head_.n_classes, 1, 1)
-                owners = np.repeat(classes, len(patches) // len(train))
-                for label in present.tolist():
-                    own = patches[torch.from_numpy(owners == label).to(patches.device)]
-                    self.dictionaries_[label] = self._dictionary(own, train[examples[label]], seed)
-            self.concepts_ = None if self.per_class else shared.cpu().numpy()
+        patches = draw_patches(train, self.sample, self.n_concepts, seed, self.device_).clamp_min_(0)
+        classes = self.head_.classes(train).cpu().numpy()
+        present = np.unique(classes).tolist()
+        examples = {label: np.flatnonzero(classes == label)[: self.importance_images] for label in present}
+        some = train[np.concatenate(list(examples.values()))]
+        self.dictionaries_ = shared = self._dictionary(patches, some, seed)
+        if self.per_class:
+            self.dictionaries_ = shared.repeat(self.head_.n_classes, 1, 1)
+            owners = np.repeat(classes, len(patches) // len(train))
+            for label in present:
+                own = patches[torch.from_numpy(owners == label).to(patches.device)]
+                self.dictionaries_[label] = self._dictionary(own, train[examples[label]], seed)
+        self.concepts_ = None if self.per_class else shared.cpu().numpy()
         self._examples, self._seed = (train, examples), seed
         vars(self).pop("importance_", None)  # of an earlier fit
-        return self
 
     @cached_property
     def importance_(self) -> Array:
-        """(N, K): the concepts' mean importance for every class that is predicted in training. Found when first asked for."""
+        """(N, K): the concepts' mean importance for every class predicted in training, computed when first used."""
         train, examples = self._examples
         with torch.no_grad():
             by_image = self._importance(train[np.concatenate(list(examples.values()))], self.dictionaries_, self._seed)
@@ -119,7 +106,7 @@ class CRAFT:
         found[list(examples)] = [some.mean(0) for some in np.split(by_image, ends)]
         return found
 
-    def explain(self, observations: Observations, *, seed: int = 0, patches: bool = True) -> Explanation:
+    def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
         classes = self.head_.classes(observations).to(self.device_)
 
         def find(tokens: Tensor, images: slice) -> Tensor:
@@ -127,8 +114,7 @@ class CRAFT:
 
         if self.explains == "coefficients":
             return explain_tokens(observations, find, self.n_concepts, self.device_, self.batch_size, patches)
-        with torch.no_grad():
-            theta = self._importance(observations, self.dictionaries_, seed)
+        theta = self._importance(observations, self.dictionaries_, seed)
         if not patches:
             return point(theta, None, observations)
         held = explain_tokens(observations, find, self.n_concepts, self.device_, self.batch_size, patches)
@@ -149,13 +135,12 @@ class CRAFT:
     def _importance(self, observations: Observations, dictionary: Tensor, seed: int) -> Array:
         """Total Sobol indices (M, K) of the concepts for every image's predicted class.
 
-        What the factorisation leaves of a token stays as it is, so that the mask of ones gives the model's own logit.
+        The part of a token that is not factorised stays unchanged, so that the mask of ones gives the model's own logit.
         """
         head, found = self.head_, []
         dictionary = dictionary.to(head.device)
-        for part in head.parts(
-            observations, self.batch_size or min(_SOBOL_IMAGES, max(1, head.rows() // _SOBOL_MASKS))
-        ):
+        size = self.batch_size or min(_SOBOL_IMAGES, max(1, head.rows() // _SOBOL_MASKS))
+        for part in head.parts(observations, size):
             own = _of(dictionary, part.targets)
             held = coefficients(part.tokens.clamp_min(0), own)[:, None]  # (B, 1, R, K)
 
@@ -172,7 +157,7 @@ class CRAFT:
 
 
 def _parts(patches: Tensor, held: Tensor, dictionary: Tensor, chosen: Tensor, seed: int) -> Tensor:
-    """(n, 2, d): two parts of each chosen concept, from what the others leave of the patches that hold most of it."""
+    """(n, 2, d): two parts of each chosen concept: factors of its top patches after removing all other concepts."""
     top = max(2, min(_TOP_AT_MOST, int(_TOP * len(patches))))
     most = held[:, chosen].topk(min(top, len(patches)), dim=0).indices.T  # (n, top)
     others = held[most]  # (n, top, K)
@@ -181,5 +166,5 @@ def _parts(patches: Tensor, held: Tensor, dictionary: Tensor, chosen: Tensor, se
 
 
 def _of(dictionaries: Tensor, classes: Tensor) -> Tensor:
-    """The dictionary of every image's class (B, K, d), or the one that all share (K, d)."""
+    """The dictionary of every image's class (B, K, d), or the shared one (K, d)."""
     return dictionaries if dictionaries.ndim == 2 else dictionaries[classes]

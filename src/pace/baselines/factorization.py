@@ -1,10 +1,10 @@
 """Centres and factors of patches, in PyTorch: k-means, non-negative coefficients, NMF and semi-NMF.
 
-A patches (n, d) · U coefficients (n, K), not negative · W dictionary (K, d), its rows of length 1
+A patches (n, d) · U coefficients (n, K), non-negative · W dictionary (K, d), rows of length 1
 
-scikit-learn has the first and the third, for a CPU. Here every step is a product of large matrices over all concepts at
-once, which suits a GPU, and several problems of one size are solved together. On a CPU patches are taken a few at a time:
-their coefficients then stay in its cache, without which memory rather than arithmetic would set the pace.
+scikit-learn has k-means and NMF for a CPU only. Here every step is a product of large matrices over all concepts, which suits
+a GPU, and several problems of one size are solved together. On a CPU patches are processed in small chunks, so that their
+coefficients stay in the cache.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 _TINY = 1e-12
-_SEEDING = 200  # patches for every centre that k-means++ chooses among
+_SEEDING = 200  # patches per centre that k-means++ chooses from
 _LLOYD_STEPS, _NMF_STEPS, _SEMI_NMF_STEPS = 50, 200, 50
-_ROWS_A_THREAD, _ROWS = 1 << 11, 1 << 18  # patches at a time, on a CPU and on a GPU
+_ROWS_PER_THREAD, _ROWS = 1 << 11, 1 << 18  # chunk size in patches, on a CPU (per thread) and on a GPU
 
 
 def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
@@ -32,7 +32,7 @@ def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
     centres = torch.from_numpy(kmeans_plusplus(sample, k, random_state=int(rng.integers(2**31)))[0]).to(patches)
     for _ in range(_LLOYD_STEPS):
         sums, sizes = torch.zeros_like(centres), torch.zeros_like(centres[:, :1])
-        for rows in _blocks(patches):
+        for rows in chunks(patches):
             owned = torch.nn.functional.one_hot(_nearest(patches[rows], centres), k).to(patches.dtype)
             sums += owned.T @ patches[rows]
             sizes += owned.sum(0)[:, None]
@@ -45,11 +45,11 @@ def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
 
 def nearest(patches: Tensor, centres: Tensor) -> Tensor:
     """The index (n,) of every patch's nearest centre."""
-    return torch.cat([_nearest(patches[rows], centres) for rows in _blocks(patches)])
+    return torch.cat([_nearest(patches[rows], centres) for rows in chunks(patches)])
 
 
 def _nearest(patches: Tensor, centres: Tensor) -> Tensor:
-    offset = centres.mean(0)  # of which nothing is left, lest it drown the differences
+    offset = centres.mean(0)  # removed, so that it does not dominate the differences
     centres = centres - offset
     return torch.addmm(centres.square().sum(1), patches - offset, centres.T, alpha=-2).argmin(1)
 
@@ -57,7 +57,7 @@ def _nearest(patches: Tensor, centres: Tensor) -> Tensor:
 def coefficients(patches: Tensor, dictionary: Tensor, start: Tensor | None = None, steps: int = 200) -> Tensor:
     """U ≥ 0 (…, n, K) that minimises ‖A − U W‖² for a given dictionary; leading dimensions of it are separate problems.
 
-    Accelerated projected gradient; a patch whose momentum points uphill starts anew. Patches do not influence each other.
+    Accelerated projected gradient; a patch restarts when its momentum points uphill. Patches do not influence each other.
     """
     if dictionary.ndim == 2 and patches.ndim > 2:
         return coefficients(patches.flatten(0, -2), dictionary, start, steps).reshape(*patches.shape[:-1], -1)
@@ -65,14 +65,14 @@ def coefficients(patches: Tensor, dictionary: Tensor, start: Tensor | None = Non
     rate = 1 / gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(_TINY)  # no eigenvalue is larger
     step, pull = torch.eye(gram.shape[-1]).to(gram) - rate * gram, rate * dictionary.mT
     found = patches.new_empty(*patches.shape[:-1], gram.shape[-1])
-    for rows in _blocks(patches):
+    for rows in chunks(patches):
         first = None if start is None else start[..., rows, :]
         found[..., rows, :] = _descend(step, patches[..., rows, :] @ pull, first, steps)
     return found
 
 
 def _descend(step: Tensor, pull: Tensor, start: Tensor | None, steps: int) -> Tensor:
-    """A gradient step from U leads to U step + pull."""
+    """A gradient step maps U to U step + pull."""
     found = torch.zeros_like(pull) if start is None else start
     ahead, momentum = found, torch.ones_like(pull[..., :1])
     for _ in range(steps):
@@ -87,22 +87,22 @@ def _descend(step: Tensor, pull: Tensor, start: Tensor | None, steps: int) -> Te
 
 
 def nmf(patches: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor]:
-    """U (n, K) and the dictionary W (K, d), neither negative, of A ≈ U W for patches (n, d) ≥ 0.
+    """U (n, K) ≥ 0 and the dictionary W (K, d) ≥ 0 of A ≈ U W for patches (n, d) ≥ 0.
 
     Leading dimensions are separate problems. Multiplicative updates (Lee & Seung 2001), each factor twice in a row, since its
-    products can be used again (Gillis & Glineur 2012). The error never rises.
+    products can be reused (Gillis & Glineur 2012). The error never rises.
     """
     n, d = patches.shape[-2:]
     rng = np.random.default_rng(seed)
     chosen = torch.from_numpy(rng.choice(n, k, replace=n < k)).to(patches.device)
     noise = torch.from_numpy(rng.random((k, d), dtype=np.float32)).to(patches)
     level = patches.mean((-2, -1), keepdim=True)
-    dictionary = patches[..., chosen, :] + level * (0.1 + noise)  # from patches, but with no zero that could not grow
+    dictionary = patches[..., chosen, :] + level * (0.1 + noise)  # no zeros: they could never grow
     weights = (patches @ dictionary.mT) / dictionary.square().sum(-1).sum(-1)[..., None, None].clamp_min(_TINY)
     for _ in range(_NMF_STEPS):
         gram = dictionary @ dictionary.mT
         overlap, target = torch.zeros_like(gram), torch.zeros_like(dictionary)
-        for rows in _blocks(patches):
+        for rows in chunks(patches):
             some, own = patches[..., rows, :], weights[..., rows, :]
             pull = some @ dictionary.mT
             for _ in range(2):
@@ -125,16 +125,16 @@ def semi_nmf(patches: Tensor, k: int, seed: int) -> Tensor:
         gram = weights.mT @ weights
         ridge = 1e-6 * gram.diagonal().mean().clamp_min(_TINY)
         fresh = torch.linalg.solve(gram + ridge * torch.eye(k).to(gram), weights.mT @ patches)
-        used = fresh.norm(dim=1, keepdim=True) > _TINY  # a row that no patch uses stays as it is
+        used = fresh.norm(dim=1, keepdim=True) > _TINY  # a row that no patch uses stays unchanged
         fresh = torch.where(used, fresh, dictionary)
         weights = weights * fresh.norm(dim=1)
         dictionary = unit(fresh)
     return dictionary
 
 
-def _blocks(patches: Tensor) -> Iterator[slice]:
-    """Rows of (…, n, d) to work on at a time."""
-    most = _ROWS if patches.device.type != "cpu" else _ROWS_A_THREAD * torch.get_num_threads()
+def chunks(patches: Tensor) -> Iterator[slice]:
+    """The rows of (…, n, d), in chunks."""
+    most = _ROWS if patches.device.type != "cpu" else _ROWS_PER_THREAD * torch.get_num_threads()
     size = max(1, most // math.prod(patches.shape[:-2]))
     for start in range(0, patches.shape[-2], size):
         yield slice(start, start + size)

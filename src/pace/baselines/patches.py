@@ -1,65 +1,48 @@
 """Concepts learned from patches: every token gets coefficients φ of K concepts, and θ is their mean over an image's tokens.
 
-All tokens that are observed count alike, CLS among them where it counts.
+All observed tokens have equal weight, including CLS where it counts.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.baselines.explainer import PointExplanation, SplitModel, check_counts, point
-from pace.explanation import Array, Explanation
+from pace.baselines.explainer import Explainer, PointExplanation, SplitModel, check_counts, point
+from pace.explanation import Explanation
 from pace.observations import Observations
 
 SAMPLE = 300_000  # patches to learn from: thousands for each of a hundred concepts
-# For factors, hundreds for each: a channel of a dictionary is a regression on K coefficients, and every step is far dearer.
+# Fewer for factorisations: each dictionary channel is a regression on K coefficients, and every step costs far more.
 FACTOR_SAMPLE = 100_000
 _TOKENS_AT_ONCE_CPU, _TOKENS_AT_ONCE = 1 << 14, 1 << 18
 
 
-class PatchConcepts(ABC):
-    """A method that learns from patches alone and never asks the model.
+class PatchConcepts(Explainer):
+    """A method that learns from patches alone and never runs the model.
 
     Parameters
     ----------
     n_concepts
         K.
     sample
-        Patches to learn from, as many of every training image.
+        Number of patches to learn from, equally many from every training image.
     batch_size
         Images explained at once.
     """
-
-    name: str
-    repeats = 1
-    concepts_: Array | None = None
-    device_: torch.device
 
     def __init__(self, n_concepts: int = 100, sample: int = SAMPLE, batch_size: int | None = None) -> None:
         check_counts(n_concepts=n_concepts, sample=sample, batch_size=batch_size)
         self.n_concepts, self.sample, self.batch_size = n_concepts, sample, batch_size
 
-    def fit(
-        self,
-        backbone: SplitModel,
-        train: Observations,
-        *,
-        perturbed: Observations | None = None,
-        seed: int = 0,
-        device: Any = None,
-    ) -> Self:
-        self.device_ = backbone.device if device is None else torch.device(device)
-        with torch.no_grad():
-            self._learn(draw_patches(train, self.sample, self.n_concepts, seed, self.device_), seed)
-        return self
+    def _fit(self, backbone: SplitModel, train: Observations, perturbed: Observations | None, seed: int) -> None:
+        self._learn(draw_patches(train, self.sample, self.n_concepts, seed, self.device_), seed)
 
-    def explain(self, observations: Observations, *, seed: int = 0, patches: bool = True) -> Explanation:
+    def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
         def find(tokens: Tensor, images: slice) -> Tensor:
             return self._coefficients(tokens.flatten(0, 1)).reshape(*tokens.shape[:2], -1)
 
@@ -75,7 +58,7 @@ class PatchConcepts(ABC):
 
 
 def draw_patches(train: Observations, sample: int, at_least: int, seed: int, device: torch.device) -> Tensor:
-    """About `sample` patches (n, d), image by image and as many of each."""
+    """About `sample` patches (n, d), image by image, equally many from each."""
     each = min(train.n_tokens, -(-sample // len(train)))
     if each * len(train) < at_least:
         raise ValueError(f"n_concepts={at_least} is more than the {each * len(train)} patches there are to learn from")
@@ -96,16 +79,15 @@ def explain_tokens(
     batch_size: int | None,
     patches: bool,
 ) -> PointExplanation:
-    """φ (B, J, K) by `find` from the tokens (B, J, d) of a batch, and θ, its mean over tokens."""
+    """φ (B, J, K) by `find` from the tokens (B, J, d) of a batch and its place among the images; θ is the mean over tokens."""
     theta = np.empty((len(observations), n_concepts), np.float32)
     phi = np.empty((len(observations), observations.n_tokens, n_concepts), np.float32) if patches else None
-    with torch.no_grad():
-        size = batch_size or _images_at_once(observations, device)
-        for images, batch in observations.batches(size, device, torch.float32):
-            found = find(batch.embeddings, images)
-            theta[images] = found.mean(1).cpu().numpy()
-            if phi is not None:
-                phi[images] = found.cpu().numpy()
+    size = batch_size or _images_at_once(observations, device)
+    for images, batch in observations.batches(size, device, torch.float32):
+        found = find(batch.embeddings, images)
+        theta[images] = found.mean(1).cpu().numpy()
+        if phi is not None:
+            phi[images] = found.cpu().numpy()
     return point(theta, phi, observations)
 
 

@@ -9,7 +9,7 @@ from pace.baselines.head import Part
 
 
 class Saliency(TokenAttribution):
-    """θ_mc = mean over tokens of |∂h_ŷ/∂e_mjc|. One gradient of h an image."""
+    """θ_mc = mean over tokens of |∂h_ŷ/∂e_mjc|. One gradient of h per image."""
 
     name = "saliency"
 

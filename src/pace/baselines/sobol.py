@@ -1,4 +1,4 @@
-"""Total Sobol indices: how much of an output's variance a variable has a hand in."""
+"""Total Sobol indices: how much of an output's variance involves a variable."""
 
 from __future__ import annotations
 

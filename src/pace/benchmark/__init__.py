@@ -1,4 +1,4 @@
-"""The benchmark: the paper's Tables 1 and 2 with one call, and the columns without which they can be fooled.
+"""The benchmark: the paper's Tables 1 and 2 in one call, and the scores that show where these mislead.
 
 backbone → observations → for every method: fit → explain → score; tables
 """

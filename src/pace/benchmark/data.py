@@ -12,7 +12,7 @@ import numpy as np
 from pace.images import Color, ImageSet, open_images
 from pace.images.datasets import DATASETS
 
-_EACH = 10  # images of a class to aim at when there are not to be many: a class seen once can be learned by nobody
+_PER_CLASS = 10  # images per class to aim for under a limit: nothing can be learned about a class from one image
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def open_dataset(
 ) -> Dataset:
     """ "color", "flower", "cars" or "cub", or a folder with train/ and test/ in it.
 
-    With a limit no split has more images than that. They are drawn from few classes, the same in both splits. `color_size` is
-    what Color is drawn at, in pixels, rather than at the paper's 224.
+    `limit` is the maximum number of images per split, drawn from few classes, the same in both splits. `color_size` is the
+    size of Color's images in pixels, instead of the paper's 224.
     """
     train, test = (
         Color(split, size=color_size) if source == "color" and color_size else open_images(source, data_root, split)
@@ -51,7 +51,7 @@ def open_dataset(
     name = source if known else Path(source).expanduser().resolve().name
     if limit is not None:
         classes = np.random.default_rng(seed).permutation(np.intersect1d(train.labels, test.labels))
-        classes = classes[: max(2, limit // _EACH)]
+        classes = classes[: max(2, limit // _PER_CLASS)]
         train, test = (_some(images, classes, limit, seed) for images in (train, test))
     return Dataset(name, train, test)
 
@@ -60,7 +60,7 @@ def _some(images: ImageSet, classes: Any, limit: int, seed: int) -> ImageSet:
     order = np.random.default_rng(seed).permutation(len(images))
     assert images.labels is not None
     members = [order[images.labels[order] == label] for label in classes]
-    # One of each class, then another of each, …, so that no class goes short.
+    # One of each class, then another of each, …, so that classes are balanced.
     rounds = np.concatenate([np.arange(len(of_class)) for of_class in members])
     chosen = np.concatenate(members)[np.argsort(rounds, kind="stable")][:limit]
     return images.subset(np.sort(chosen).tolist())

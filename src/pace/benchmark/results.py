@@ -1,11 +1,11 @@
-"""What a run found: one row for every method on every dataset, and all that the rows rest on."""
+"""Results of a run: a row for every method on every dataset, and all settings behind them."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,11 @@ FORMAT = "pace-benchmark-1"
 class Row:
     """A method on a dataset.
 
-    scores
-        None if it failed, and `failed` says why.
-    spread
-        Standard deviation over the runs of a method that has chance in it, by score.
-    runs
-        How many there were.
-    images_per_second
-        Image-level explanations, one run.
-    seconds
-        By stage: fit, explain (all runs), score.
+    scores : None if it failed; `failed` says why
+    spread : standard deviation over the runs of a random method, by score
+    runs : how many there were
+    images_per_second : image-level explanations in one run
+    seconds : by stage: fit, explain (all runs), score
     """
 
     dataset: str
@@ -49,28 +44,20 @@ class Row:
         return [] if self.scores is None else self.scores.warnings
 
     def as_dict(self) -> dict[str, Any]:
-        plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        method = {"label": self.method.label, "name": self.method.name, "options": dict(self.method.options)}
         scores = None if self.scores is None else self.scores.as_dict()
-        return {
-            **plain,
-            "method": method,
-            "scores": scores,
-            "spread": dict(self.spread),
-            "seconds": dict(self.seconds),
-            "notes": list(self.notes),
-        }
+        return {**vars(self), "method": dict(vars(self.method)), "scores": scores, "notes": list(self.notes)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Row:
         scores = None if values["scores"] is None else Scores.from_dict(values["scores"])
-        given = {item.name: values[item.name] for item in fields(cls)}
-        return cls(**{**given, "method": Method(**values["method"]), "scores": scores, "notes": tuple(values["notes"])})
+        return cls(
+            **{**values, "method": Method(**values["method"]), "scores": scores, "notes": tuple(values["notes"])}
+        )
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Time spent; `cached` if it was there already."""
+    """Time spent; `cached` if its result was already there."""
 
     dataset: str
     name: str
@@ -80,7 +67,7 @@ class Stage:
 
 @dataclass
 class Results:
-    """Rows in the order of datasets and methods. `about` has the model and sizes of every dataset, `settings` every option."""
+    """`about` describes the model and images of every dataset, `settings` has every option."""
 
     rows: list[Row] = field(default_factory=list)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -93,7 +80,7 @@ class Results:
 
     @property
     def methods(self) -> list[Method]:
-        """Each once; those that only serve as references come last."""
+        """Each once; references come last."""
         found = list({row.method.label: row.method for row in self.rows}.values())
         return sorted(found, key=lambda method: method.is_reference)
 
@@ -128,17 +115,17 @@ class Results:
         file = Path(path).expanduser()
         file = file / "results.json" if file.is_dir() else file
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such results of a benchmark")
+            raise FileNotFoundError(f"{file}: no such results; expected results.json or the folder it is in")
         try:
             values = json.loads(file.read_bytes())
             if values["format"] != FORMAT:
                 raise KeyError("format")
             return cls.from_dict(values)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} holds no results of a benchmark that this version knows ({error!r})") from None
+            raise ValueError(f"{file} has no benchmark results that this version can read ({error!r})") from None
 
     def add(self, others: Iterable[Results]) -> None:
-        """Rows of other runs, with their settings. Of two rows for the same dataset and method this run's own stays."""
+        """Add rows and settings of other runs. Of two rows for the same dataset and method, this run's is kept."""
         for other in others:
             if self.settings:
                 self.settings = {**self.settings, "added": [*self.settings.get("added", []), other.settings]}

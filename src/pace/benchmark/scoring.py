@@ -1,4 +1,4 @@
-"""One method on one dataset: fitted, timed, and scored."""
+"""One method on one dataset: fitted, timed and scored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from pace.baselines import Explainer, PaceExplainer, TrueColors
+from pace.benchmark.inputs import Inputs
 from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
-from pace.benchmark.views import Views
 from pace.explanation import Explanation
 from pace.metrics import (
     Scores,
@@ -40,12 +40,11 @@ _FORWARD = 256  # images with hidden patches that go through the model at once
 class Scoring:
     """How methods are scored.
 
-    bootstrap : draws for the intervals
-    regression_runs : of a method with chance in it, the runs that faithfulness is averaged over; the other scores are
-        averaged over all of them
-    repeat_seconds : no further run is begun after this long; None sets no limit
-    patch_images : test images that scores of the patch level are made of; None is all of them
-    hidden_images : test images that deletion and insertion are measured on; 0 leaves them out
+    bootstrap : resamples for the intervals
+    regression_runs : runs of a random method that faithfulness is averaged over; other scores are averaged over all runs
+    repeat_seconds : no further run starts after this long; None for no limit
+    patch_images : test images for patch-level scores; None for all
+    hidden_images : test images for deletion and insertion; 0 leaves these out
     """
 
     bootstrap: int = 200
@@ -55,129 +54,127 @@ class Scoring:
     patch_images: int | None = None
 
 
-def judge(method: Method, views: Views, scoring: Scoring, seed: int) -> Row:
-    """Run r explains with seed + r; run 0 has every score, and the others those that they can change cheaply."""
-    device = views.backbone.device
+def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) -> Row:
+    """Run r explains with seed + r; run 0 gets every score, the others only those that are cheap."""
+    device = inputs.backbone.device
     clock = _Clock(device)
-    (train, train_pair), (test, test_pair) = views.train, views.test
-    made = TrueColors(views.known_colours, **method.options) if method.name == COLORS else method.make()
-    with clock.of("fit"):
-        made.fit(views.backbone, train, perturbed=train_pair, seed=seed, device=device)
-    with clock.of("explain"):
-        learned = made.explain(train, seed=seed, patches=False)
+    (train, train_pair), (test, test_pair) = inputs.train, inputs.test
+    explainer = TrueColors(inputs.known_colours, **method.options) if method.name == COLORS else method.make()
+    with clock.time("fit"):
+        explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed, device=device)
+    with clock.time("explain"):
+        of_train = explainer.explain(train, seed=seed, patches=False)
     speed = len(train) / clock.last
-    with clock.of("explain"):
-        found = made.explain(test, seed=seed)
-    with clock.of("explain"):
-        moved = made.explain(test_pair, seed=seed, patches=False)
-    speed = max(speed, len(test) / clock.last)  # the first call may have had to warm up
-    with clock.of("score"):
-        weights = _token_weights(made, found, test.attention)
-        some = views.drawn(scoring.patch_images)
+    with clock.time("explain"):
+        of_test = explainer.explain(test, seed=seed)
+    with clock.time("explain"):
+        of_perturbed = explainer.explain(test_pair, seed=seed, patches=False)
+    speed = max(speed, len(test) / clock.last)  # the first call may include warming up
+    with clock.time("score"):
+        some = inputs.sample(scoring.patch_images)
+        weights = _token_weights(explainer, of_test, test.attention)
         scores = score_explanations(
-            replace(learned, theta=_on(device, learned.theta)),
-            replace(found, phi=None if found.phi is None else found.phi[some]),
-            moved,
-            yhat_train=views.predicted(train),
-            yhat_test=views.predicted(test),
-            yhat_perturbed=views.predicted(test_pair),
-            given_prediction=_given_prediction(made, views),
+            replace(of_train, theta=_on(device, of_train.theta)),
+            replace(of_test, phi=None if of_test.phi is None else of_test.phi[some]),
+            of_perturbed,
+            yhat_train=inputs.predicted(train),
+            yhat_test=inputs.predicted(test),
+            yhat_perturbed=inputs.predicted(test_pair),
+            given_prediction=_given_prediction(explainer, inputs),
             attention=None if weights is None else weights[some],
-            concepts=made.concepts_,
-            colours=None if views.colours is None else views.colours[some],
-            parts=None if views.parts is None else views.parts[some],
+            concepts=explainer.concepts_,
             bootstrap=scoring.bootstrap,
             seed=seed,
+            **{name: known[some] for name, known in inputs.truth.items()},
         )
-        scores = _with_hidden(scores, found, views, scoring, seed)
+        scores = _with_hidden_patches(scores, of_test, inputs, scoring, seed)
     runs = _Runs(scores)
-    notes = _repeat(made, method, (found, moved), runs, views, scoring, seed, clock)
-    return Row(
-        views.dataset.name, method, runs.mean(), runs.spread(), runs.count, speed, clock.seconds, notes=tuple(notes)
-    )
+    note = _repeat(explainer, method, (of_test, of_perturbed), runs, inputs, scoring, seed, clock)
+    notes = (note,) if note else ()
+    return Row(inputs.dataset.name, method, runs.mean(), runs.spread(), runs.count, speed, clock.seconds, notes)
 
 
 def _repeat(
-    made: Explainer,
+    explainer: Explainer,
     method: Method,
     first: tuple[Explanation, Explanation],
     runs: _Runs,
-    views: Views,
+    inputs: Inputs,
     scoring: Scoring,
     seed: int,
     clock: _Clock,
-) -> list[str]:
-    """The runs after the first, of a method with chance in it; returns what is to be said about them."""
-    (train, _), (test, test_pair) = views.train, views.test
-    yhat_train, yhat, yhat_moved = (views.predicted(some) for some in (train, test, test_pair))
+) -> str | None:
+    """The runs of a random method after the first; returns a note if there were fewer than its `repeats`."""
+    (train, _), (test, test_pair) = inputs.train, inputs.test
+    yhat_train, yhat, yhat_perturbed = (inputs.predicted(some) for some in (train, test, test_pair))
     began = time.monotonic()
-    with progress(f"{views.dataset.name}: {method.title}", made.repeats, done=1) as advance:
-        for run in range(1, made.repeats):
+    with progress(f"{inputs.dataset.name}: {method.title}", explainer.repeats, done=1) as advance:
+        for run in range(1, explainer.repeats):
             if scoring.repeat_seconds is not None and time.monotonic() - began > scoring.repeat_seconds:
-                return [f"{run} of {made.repeats} runs in the {scoring.repeat_seconds:g} seconds they were given"]
-            with clock.of("explain"):
-                theta, moved = (made.explain(some, seed=seed + run, patches=False).theta for some in (test, test_pair))
+                return f"{run} of {explainer.repeats} runs in the {scoring.repeat_seconds:g} seconds they were given"
+            with clock.time("explain"):
+                theta, moved = (
+                    explainer.explain(some, seed=seed + run, patches=False).theta for some in (test, test_pair)
+                )
             if np.array_equal(theta, first[0].theta) and np.array_equal(moved, first[1].theta):
-                return ["Another seed gave the same explanations to the last bit, so one run stands for all"]
-            runs.add(_cheap_scores(theta, moved, yhat, yhat_moved))
+                return "Another seed gave the same explanations to the last bit, so one run stands for all"
+            cheap = {
+                "stability": stability(theta, moved),
+                "stability_when_prediction_holds": stability_when_prediction_holds(theta, moved, yhat, yhat_perturbed),
+                "sparsity": sparsity(theta),
+                "hoyer_sparsity": hoyer_sparsity(theta),
+                "effective_concepts": effective_concepts(theta),
+            }
+            runs.add(cheap)
             if run < scoring.regression_runs and runs.has("faithfulness"):
-                with clock.of("explain"):
-                    learned = made.explain(train, seed=seed + run, patches=False).theta
-                with clock.of("score"):
-                    there = _on(views.backbone.device, learned)
+                with clock.time("explain"):
+                    learned = explainer.explain(train, seed=seed + run, patches=False).theta
+                with clock.time("score"):
+                    there = _on(inputs.backbone.device, learned)
                     runs.add({"faithfulness": faithfulness(there, yhat_train, theta, yhat, seed=seed)})
             advance()
-    return []
+    return None
+
+
+def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array] | None:
+    """θ of both splits with ŷ given, for PACE. Attributions explain the predicted class, so they always have it."""
+    if not isinstance(explainer, PaceExplainer) or not explainer.model_.label_head_.shape[1]:
+        return None
+    train, test = (
+        explainer.model_.explain(some, use_predictions=True, patches=False).theta
+        for some, _ in (inputs.train, inputs.test)
+    )
+    return _on(inputs.backbone.device, train), test
 
 
 def _on(device: torch.device, theta: Array) -> Any:
-    """Regressions run where the explanations of the training images are."""
+    """Regressions run on the device of the training images' θ."""
     return torch.as_tensor(theta, device=device)
 
 
-def _given_prediction(made: Explainer, views: Views) -> tuple[Any, Array] | None:
-    """θ of both splits with ŷ at hand, for PACE. Attributions explain the predicted class, so they always have it."""
-    if not isinstance(made, PaceExplainer) or not made.model_.label_head_.shape[1]:
-        return None
-    train, test = (
-        made.model_.explain(some[0], use_predictions=True, patches=False).theta for some in (views.train, views.test)
-    )
-    return _on(views.backbone.device, train), test
-
-
-def _token_weights(made: Explainer, found: Explanation, attention: Any) -> Array | None:
-    """The weight (M, J) of every token in θ: its attention for PACE; elsewhere θ is a mean, and its own size counts."""
+def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> Array | None:
+    """The weight (M, J) of every token in θ: its attention for PACE; elsewhere θ is a mean, so its own size counts."""
     if found.phi is None:
         return None
-    if isinstance(made, PaceExplainer):
+    if isinstance(explainer, PaceExplainer):
         return np.asarray(attention.cpu() if isinstance(attention, torch.Tensor) else attention)
     weights: Array = np.stack([np.abs(tokens).sum(1) for tokens in found.phi])
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
-def _with_hidden(scores: Scores, found: Explanation, views: Views, scoring: Scoring, seed: int) -> Scores:
+def _with_hidden_patches(scores: Scores, found: Explanation, inputs: Inputs, scoring: Scoring, seed: int) -> Scores:
+    """With deletion and insertion added."""
     if found.phi is None or not scoring.hidden_images:
         return scores
-    rows = views.drawn(scoring.hidden_images)
+    rows = inputs.sample(scoring.hidden_images)
     relevance = patch_relevance(found.phi[rows], found.theta[rows], found.prefix_tokens)
     options = {"resamples": scoring.bootstrap, "seed": seed, "batch_size": _FORWARD}
-    more = [bootstrap(metric, views.hide, relevance, **options) for metric in (deletion, insertion)]
+    more = [bootstrap(metric, inputs.hide, relevance, **options) for metric in (deletion, insertion)]
     return Scores([*scores.values(), *more], scores.warnings)
 
 
-def _cheap_scores(theta: Array, moved: Array, yhat: Array, yhat_moved: Array) -> dict[str, float]:
-    """Those that take milliseconds: there may be a hundred runs."""
-    return {
-        "stability": stability(theta, moved),
-        "stability_when_prediction_holds": stability_when_prediction_holds(theta, moved, yhat, yhat_moved),
-        "sparsity": sparsity(theta),
-        "hoyer_sparsity": hoyer_sparsity(theta),
-        "effective_concepts": effective_concepts(theta),
-    }
-
-
 class _Runs:
-    """Scores of several runs: their means, with the interval of the first around them, and their spread."""
+    """Scores of several runs: their means, with the interval of the first shifted to them, and their spread."""
 
     def __init__(self, first: Scores) -> None:
         self._first = first
@@ -209,7 +206,7 @@ class _Runs:
 
 
 class _Clock:
-    """Seconds by stage, with the GPU's work in them."""
+    """Seconds by stage, including the GPU's work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -217,7 +214,7 @@ class _Clock:
         self.last = 0.0
 
     @contextmanager
-    def of(self, stage: str) -> Iterator[None]:
+    def time(self, stage: str) -> Iterator[None]:
         self._wait()
         began = time.perf_counter()
         yield

@@ -1,8 +1,8 @@
-"""Results as tables: the paper's Tables 1 and 2, and the columns without which these can be fooled."""
+"""Results as tables: the paper's Tables 1 and 2, and the scores that show where these mislead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ _LEVELS = {3: "Full", 2: "Partial"}
 _FAILED, _NOTHING = "failed", "–"
 _WARNED = " ⚠"
 
-# What exposes the paper's scores, in the order in which it is best read. The paper's own are in Table 1.
+# The scores that show where those of Table 1 mislead, in reading order.
 IMAGE_LEVEL = (
     "stability_ratio",
     "stability_when_prediction_holds",
@@ -61,8 +61,7 @@ class Table:
 
 
 def marks(values: Sequence[float | None], better: Better | None) -> list[Mark | None]:
-    """Which values are best and second best as printed, to two digits. Equal ones share a place, as in the paper: two that
-    are best leave no second."""
+    """Which values are best and second best to two digits. Ties share a place, as in the paper: two best leave no second."""
     if better is None:
         return [None] * len(values)
     rounded = [None if value is None else float(_short(value)) for value in values]
@@ -79,70 +78,64 @@ def marks(values: Sequence[float | None], better: Better | None) -> list[Mark | 
 
 
 def table_1(results: Results) -> Table:
-    """The five desiderata, ours and what the paper prints in brackets."""
+    """The five desiderata, with the paper's numbers in brackets."""
     methods, datasets = results.methods, results.datasets
     columns: list[list[Cell]] = []
     head = ["Method"]
     for metric in DESIDERATA:
         for dataset in datasets:
             head.append(f"{_titled(metric)} {_dataset(dataset)}")
-            values = [_value(results.row(dataset, method.label), metric) for method in methods]
-            failed = [_failed(results.row(dataset, method.label)) for method in methods]
+            rows = [results.row(dataset, method.label) for method in methods]
             paper = [printed(method.printed_as, metric, dataset) for method in methods]
-            columns.append(_beside(_column(methods, values, METRICS[metric].better, failed), paper))
-    head += ["Multi-level", f"{_titled('n_concepts')}"]
+            columns.append(_column(methods, _values(rows, metric), METRICS[metric].better, rows, paper))
+    head += ["Multi-level", _titled("n_concepts")]
     columns.append([_levels(results, method) for method in methods])
-    concepts = [_first(results, method, "n_concepts") for method in methods]
+    concepts = [next(iter(_known(results, method, "n_concepts")), None) for method in methods]
     paper = [printed(method.printed_as, "n_concepts", "") for method in methods]
-    columns.append(_beside(_column(methods, concepts, "lower", digits=0), paper, digits=0))
-    names = [Cell(method.title + _warned(results, method)) for method in methods]
+    columns.append(_column(methods, concepts, "lower", paper=paper, digits=0))
+    warned = {row.method.label for row in results.rows if row.warnings}
+    names = [Cell(method.title + (_WARNED if method.label in warned else "")) for method in methods]
     notes = [
-        f"In brackets what the paper prints, with {published()['backbone']}: {published()['source']}.",
-        "Best in bold, second best underlined, among the methods that compete; reference lines do not.",
+        f"In brackets the paper's numbers, with {published()['backbone']}: {published()['source']}.",
+        "Best in bold, second best underlined, among the methods that compete; references do not.",
     ]
-    if any(_warned(results, method) for method in methods):
-        notes.append(f"{_WARNED.strip()} the scores mislead on at least one dataset; see what exposes it below.")
+    if warned:
+        notes.append(
+            f"{_WARNED.strip()} the scores mislead on at least one dataset; the lines below the tables say how."
+        )
     return Table("Table 1", head, [list(row) for row in zip(names, *columns, strict=True)], notes)
 
 
 def table_2(results: Results) -> Table:
-    """Averages over the datasets, of the methods that have a score on each."""
+    """Averages over the datasets, for methods with a score on each."""
     methods, datasets = results.methods, results.datasets
     columns = []
     for metric in DESIDERATA:
-        averages = [average(results, method.label, metric) for method in methods]
+        found = [_known(results, method, metric) for method in methods]
+        averages = [sum(values) / len(values) if len(values) == len(datasets) else None for values in found]
         paper = [printed_average(method.printed_as, metric, datasets) for method in methods]
-        columns.append(_beside(_column(methods, averages, METRICS[metric].better), paper))
-    head = ["Method", *(_titled(metric) for metric in DESIDERATA)]
+        columns.append(_column(methods, averages, METRICS[metric].better, paper=paper))
+    head = ["Method", *map(_titled, DESIDERATA)]
     rows = [[Cell(method.title), *cells] for method, *cells in zip(methods, *columns, strict=True)]
     over = ", ".join(map(_dataset, datasets))
     return Table("Table 2", head, rows, [f"Averages over {over}; in brackets the paper's over the same."])
 
 
-def average(results: Results, label: str, metric: str) -> float | None:
-    values = [_value(results.row(dataset, label), metric) for dataset in results.datasets]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
-
-
 def exposing_tables(results: Results, dataset: str) -> list[Table]:
-    """The scores that expose the others, with intervals, and the speed, for one dataset."""
+    """For one dataset, the scores that show where the others mislead, with intervals, and the speed."""
     rows, titled = results.of_dataset(dataset), _dataset(dataset)
     image = _scores_table(f"{titled}: what exposes the scores", rows, IMAGE_LEVEL)
-    speed = [Cell(_speed(row)) for row in rows]
-    fit = [Cell(f"{row.seconds['fit']:.1f}" if "fit" in row.seconds else _NOTHING) for row in rows]
-    image = Table(
-        image.title,
-        [*image.head, "Images a second", "Fit, seconds"],
-        [[*cells, *more] for cells, *more in zip(image.rows, speed, fit, strict=True)],
-        image.notes,
-    )
-    patch = _scores_table(f"{titled}: the patch level", [row for row in rows if _has_patches(row)], PATCH_LEVEL)
+    image.head.extend(["Images per second", "Fit, seconds"])
+    for cells, row in zip(image.rows, rows, strict=True):
+        speed = _NOTHING if row.images_per_second is None else f"{row.images_per_second:,.0f}"
+        cells += [Cell(speed), Cell(f"{row.seconds['fit']:.1f}" if "fit" in row.seconds else _NOTHING)]
+    with_patches = [row for row in rows if any(row.value(metric) is not None for metric in PATCH_LEVEL)]
+    patch = _scores_table(f"{titled}: the patch level", with_patches, PATCH_LEVEL)
     return [image, patch] if patch.rows else [image]
 
 
 def exposed(results: Results, dataset: str) -> list[str]:
-    """A line for every row that failed, that scores mislead about, or that had something to note."""
+    """A line for every row that failed, whose scores mislead, or that has notes."""
     lines = []
     for row in results.of_dataset(dataset):
         said = [f"failed: {row.failed}"] if row.failed else [*row.warnings, *(f"{note}." for note in row.notes)]
@@ -156,7 +149,7 @@ def exposed(results: Results, dataset: str) -> list[str]:
 
 
 def stage_table(results: Results) -> Table:
-    """Seconds of every stage; of a method also what they went into, when it was computed."""
+    """Seconds of every stage; for a method also their parts, from when it was computed."""
     parts = ("fit", "explain", "score")
     rows = []
     for stage in results.stages:
@@ -174,31 +167,26 @@ def duration(seconds: float, digits: int = 0) -> str:
 
 
 def _times(results: Results) -> list[str]:
-    """How long every dataset took from beginning to end, in the run that its model is of. Older results do not know."""
+    """How long every dataset took from beginning to end, in the run that its model is from."""
     known = {dataset: about for dataset, about in results.about.items() if "seconds" in about}
     if not known:
         return []
     each = [
-        f"{_dataset(dataset)} {duration(about['seconds'], 1)}"
-        + (" (going on from an earlier run)" if about["resumed"] else "")
+        f"{_dataset(dataset)} {duration(about['seconds'], 1)}" + (" (resumed)" if about["resumed"] else "")
         for dataset, about in known.items()
     ]
     total = sum(about["seconds"] for about in known.values())
     return [f"From beginning to end: {', '.join(each)}; {duration(total, 1)} in all."]
 
 
-def _scores_table(title: str, rows: Iterable[Row], metrics: Sequence[str]) -> Table:
-    rows = list(rows)
+def _scores_table(title: str, rows: Sequence[Row], metrics: Sequence[str]) -> Table:
     there = [metric for metric in metrics if any(row.value(metric) is not None for row in rows)]
     methods = [row.method for row in rows]
     columns = []
     for metric in there:
+        cells = _column(methods, _values(rows, metric), METRICS[metric].better, rows)
         scores = [None if row.scores is None else row.scores.get(metric) for row in rows]
-        values = [None if score is None else score.value for score in scores]
-        failed = [_failed(row) for row in rows]
-        cells = _column(methods, values, METRICS[metric].better, failed)
-        intervals = ["" if score is None else _interval(score) for score in scores]
-        columns.append([replace(cell, interval=ends) for cell, ends in zip(cells, intervals, strict=True)])
+        columns.append([replace(cell, interval=_interval(score)) for cell, score in zip(cells, scores, strict=True)])
     names = [Cell(row.method.title + (_WARNED if row.warnings else "")) for row in rows]
     body = [list(cells) for cells in zip(names, *columns, strict=True)]
     return Table(title, ["Method", *map(_titled, there)], body, [])
@@ -208,53 +196,42 @@ def _column(
     methods: Sequence[Method],
     values: Sequence[float | None],
     better: Better | None,
-    failed: Sequence[bool] | None = None,
+    rows: Sequence[Row | None] | None = None,
+    paper: Sequence[float | None] | None = None,
     digits: int = 2,
 ) -> list[Cell]:
-    """Values with the marks of those that compete."""
+    """Values with the best of those that compete marked, and the paper's numbers."""
     competing = [None if method.is_reference else value for method, value in zip(methods, values, strict=True)]
     cells = []
-    broken = failed or [False] * len(values)
-    for value, mark, wrong in zip(values, marks(competing, better), broken, strict=True):
-        empty = _FAILED if wrong else _NOTHING
-        cells.append(Cell(empty if value is None else _short(value, digits), mark))
+    for number, (value, mark) in enumerate(zip(values, marks(competing, better), strict=True)):
+        row = rows[number] if rows else None
+        text = _FAILED if row is not None and row.failed else _NOTHING
+        in_paper = paper[number] if paper else None
+        cells.append(
+            Cell(
+                text if value is None else _short(value, digits),
+                mark,
+                "" if in_paper is None else _short(in_paper, digits),
+            )
+        )
     return cells
 
 
-def _beside(cells: Sequence[Cell], paper: Sequence[float | None], digits: int = 2) -> list[Cell]:
-    """The same with what the paper prints."""
-    texts = ["" if value is None else _short(value, digits) for value in paper]
-    return [replace(cell, paper=text) for cell, text in zip(cells, texts, strict=True)]
+def _values(rows: Sequence[Row | None], metric: str) -> list[float | None]:
+    return [None if row is None else row.value(metric) for row in rows]
 
 
-def _value(row: Row | None, metric: str) -> float | None:
-    return None if row is None else row.value(metric)
-
-
-def _failed(row: Row | None) -> bool:
-    return row is not None and row.failed is not None
-
-
-def _first(results: Results, method: Method, metric: str) -> float | None:
-    values = (_value(results.row(dataset, method.label), metric) for dataset in results.datasets)
-    return next((value for value in values if value is not None), None)
+def _known(results: Results, method: Method, metric: str) -> list[float]:
+    """Its values on the datasets where it has one."""
+    found = _values([results.row(dataset, method.label) for dataset in results.datasets], metric)
+    return [value for value in found if value is not None]
 
 
 def _levels(results: Results, method: Method) -> Cell:
     """The fewest levels it showed on any dataset."""
-    found = [_value(results.row(dataset, method.label), "levels") for dataset in results.datasets]
-    known = [value for value in found if value is not None]
+    known = _known(results, method, "levels")
     paper = published()["table_1"].get(method.printed_as, {}).get("levels", "")
     return Cell(_LEVELS.get(int(min(known)), "No") if known else _NOTHING, paper=paper)
-
-
-def _warned(results: Results, method: Method) -> str:
-    rows = (results.row(dataset, method.label) for dataset in results.datasets)
-    return _WARNED if any(row is not None and row.warnings for row in rows) else ""
-
-
-def _has_patches(row: Row) -> bool:
-    return any(row.value(metric) is not None for metric in PATCH_LEVEL)
 
 
 def _titled(metric: str) -> str:
@@ -268,13 +245,11 @@ def _dataset(name: str) -> str:
 
 
 def _short(value: float, digits: int = 2) -> str:
-    """Halves are rounded up, as the paper does it (0.105 is 0.11), and as they are not by binary fractions."""
+    """Halves are rounded up, as in the paper (0.105 is 0.11), in spite of binary fractions."""
     return f"{value + 1e-9:.{0 if abs(value) >= 100 else digits}f}"
 
 
-def _interval(score: Score) -> str:
-    return "" if score.low is None or score.high is None else f"{_short(score.low)} to {_short(score.high)}"
-
-
-def _speed(row: Row) -> str:
-    return _NOTHING if row.images_per_second is None else f"{row.images_per_second:,.0f}"
+def _interval(score: Score | None) -> str:
+    if score is None or score.low is None or score.high is None:
+        return ""
+    return f"{_short(score.low)} to {_short(score.high)}"

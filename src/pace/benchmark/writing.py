@@ -1,4 +1,4 @@
-"""Results on disk and on the screen: JSON, CSV, Markdown, a page for the documentation, rich tables."""
+"""Results as JSON, CSV, Markdown, a page for the documentation, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -17,26 +17,14 @@ from pace.benchmark.tables import Cell, Table, exposed, exposing_tables, stage_t
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-CSV_HEAD = (
-    "dataset",
-    "method",
-    "name",
-    "backbone",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "spread",
-    "runs",
-    "better",
-    "paper",
-    "images_per_second",
-    "failed",
-)
+_CSV_HEAD = [
+    *("dataset", "method", "name", "backbone", "metric", "value", "low", "high", "spread"),
+    *("runs", "better", "paper", "images_per_second", "failed"),
+]
 
 
 def write_results(results: Results, folder: Path) -> None:
-    """results.json, results.csv, tables.md and the page results.md, each whole or not at all."""
+    """Write results.json, results.csv, tables.md and the page results.md, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
         folder / "results.json", json.dumps(results.as_dict(), indent=1, default=str, allow_nan=False).encode()
@@ -52,9 +40,9 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def as_csv(results: Results) -> str:
-    """One line for every score; one without a metric for a method that failed."""
+    """A line for every score, and one without a metric for every method that failed."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_HEAD, lineterminator="\n")
+    writer = csv.DictWriter(text, _CSV_HEAD, lineterminator="\n")
     writer.writeheader()
     for row in results.rows:
         about = results.about.get(row.dataset, {}).get("backbone", {})
@@ -88,7 +76,7 @@ def as_markdown(table: Table) -> str:
     lines += [_line(map(_cell, row)) for row in table.rows]
     notes = list(table.notes)
     if any(cell.interval for row in table.rows for cell in row):
-        notes.append("In brackets 95 % bootstrap intervals over images.")
+        notes.append("In brackets: 95 % bootstrap intervals over images.")
     return "\n".join([*lines, "", *(_plain(note) + "  " for note in notes)]).rstrip()
 
 
@@ -100,13 +88,13 @@ def as_page(results: Results) -> str:
         parts += map(as_markdown, exposing_tables(results, dataset))
         lines = exposed(results, dataset)
         if lines:
-            parts.append("What exposes it:\n\n" + "\n".join(f"- {_plain(line)}" for line in lines))
+            parts.append("Where scores mislead:\n\n" + "\n".join(f"- {_plain(line)}" for line in lines))
     parts.append(as_markdown(stage_table(results)))
     return _join(parts)
 
 
 def as_rich(table: Table) -> RichTable:
-    """For a terminal; intervals are left to the files, since no screen is wide enough for them."""
+    """For a terminal; without intervals, for which no screen is wide enough."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -127,10 +115,10 @@ def _models(results: Results) -> str:
         lines.append(
             f"- {_plain(dataset)}: {_plain(backbone['name'])}, {_plain(backbone['training'])}; "
             f"{about['train_images']:,} training and {about['test_images']:,} test images, "
-            f"{about['tokens']} tokens of {backbone['d']} dimensions; {about['test_accuracy']:.1%} of the test images right, "
-            f"and {about['prediction_survival']:.1%} of predictions survive the perturbation"
+            f"{about['tokens']} tokens of {backbone['d']} dimensions; {about['test_accuracy']:.1%} test accuracy; "
+            f"{about['prediction_survival']:.1%} of predictions survive the perturbation"
         )
-    return "The models that are explained:\n\n" + "\n".join(lines)
+    return "The models explained:\n\n" + "\n".join(lines)
 
 
 def _settings(results: Results) -> str:
@@ -139,8 +127,8 @@ def _settings(results: Results) -> str:
     limit = settings.get("limit")
     return (
         f"Machine: {_plain(machine.get('device'))}; torch {machine.get('torch')}, pace {machine.get('pace')}. "
-        f"Seed {settings.get('seed')}; {scoring.get('bootstrap')} bootstrap draws; "
-        f"{'all images' if limit is None else f'at most {limit} images of each split'}. "
+        f"Seed {settings.get('seed')}; {scoring.get('bootstrap')} bootstrap resamples; "
+        f"{'all images' if limit is None else f'at most {limit} images per split'}. "
         "Every option is in results.json."
     )
 
@@ -159,7 +147,7 @@ def _line(cells: Iterator[str] | list[str] | map[str]) -> str:
 
 
 def _plain(text: object) -> str:
-    """Text of files and errors, with nothing in it that Markdown or HTML would take for their own."""
+    """Text of files and errors, escaped for Markdown and HTML."""
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for sign in "\\`*_|[]":
         escaped = escaped.replace(sign, f"\\{sign}")

@@ -1,7 +1,8 @@
 """Metrics: the paper's five desiderata, and those that expose an explanation that scores well and explains nothing.
 
-Every metric is a function of arrays (θ, φ, ŷ) that declares its direction, range and meaning; `bootstrap` adds an interval, and
-`evaluate` gives all scores of a model. Importing this needs only numpy; torch and scipy are imported where they are used.
+Every metric is a function of arrays (θ, φ, ŷ) that declares its direction and range; its docstring begins with what the number
+means. `bootstrap` adds an interval, and `evaluate` gives all scores of a model. Importing this needs only numpy; torch and
+scipy are imported where they are used.
 """
 
 from pace.metrics.agreement import (

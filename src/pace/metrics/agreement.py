@@ -15,16 +15,12 @@ from pace.metrics.inputs import as_array, entropy, labels_of, patches_of, theta_
 _SHUFFLES = 10
 
 
-@metric(
-    title="Class echo",
-    better=None,
-    range=(0, 1),
-    meaning="Agreement of an image's leading concept with its predicted class; 0 is chance, at 1 concepts are classes under "
-    "another name.",
-)
+@metric(title="Class echo", better=None, range=(0, 1))
 def class_echo(theta: Any, yhat: Any, *, seed: int = 0) -> Measure:
-    """Normalised mutual information v of argmax_k |θ_mk| with ŷ_m over images, corrected for chance.
+    """Agreement of an image's leading concept with its predicted class; 0 is chance, at 1 concepts are classes under
+    another name.
 
+    Normalised mutual information v of argmax_k |θ_mk| with ŷ_m over images, corrected for chance.
     Few images in many concepts and classes agree by accident: with v₀ the mean over shuffled ŷ it is (v − v₀) / (1 − v₀).
     """
     rows = theta_of(theta)
@@ -39,28 +35,22 @@ def class_echo(theta: Any, yhat: Any, *, seed: int = 0) -> Measure:
     return Measure(images, lambda weights: ((found.values(weights) - chance) / beyond).clip(0, 1))
 
 
-@metric(
-    title="Colour recovery",
-    better="higher",
-    range=(0, 1),
-    meaning="Agreement (normalised mutual information) of a patch's concept with its true colour.",
-)
+@metric(title="Colour recovery", better="higher", range=(0, 1))
 def colour_recovery(phi: Any, colours: Any, prefix_tokens: int = 0) -> Measure:
-    """NMI (arithmetic mean) over all patches; `colours` (M, rows, columns) or (M, patches) as `Color.patch_colors` gives them.
+    """Agreement (normalised mutual information) of a patch's concept with its true colour.
 
+    NMI (arithmetic mean) over all patches; `colours` (M, rows, columns) or (M, patches) as `Color.patch_colors` gives them.
     Splitting a colour over several concepts costs a little, mixing colours in one concept a lot.
     """
     return _colours(phi, colours, prefix_tokens).mutual_information()
 
 
-@metric(
-    title="Colour accuracy",
-    better="higher",
-    range=(0, 1),
-    meaning="Share of patches with the right colour when every colour is given one concept of its own.",
-)
+@metric(title="Colour accuracy", better="higher", range=(0, 1))
 def colour_accuracy(phi: Any, colours: Any, prefix_tokens: int = 0) -> Measure:
-    """Colours and concepts are matched one to one, as well as possible over all patches. Further concepts count as wrong."""
+    """Share of patches with the right colour when every colour is given one concept of its own.
+
+    Colours and concepts are matched one to one, as well as possible over all patches. Further concepts count as wrong.
+    """
     from scipy.optimize import linear_sum_assignment
 
     counts = _colours(phi, colours, prefix_tokens)
@@ -71,27 +61,21 @@ def colour_accuracy(phi: Any, colours: Any, prefix_tokens: int = 0) -> Measure:
     return Measure(counts.images, values)
 
 
-@metric(
-    title="Colour purity",
-    better="higher",
-    range=(0, 1),
-    meaning="Share of patches with the right colour when every concept is named after its most frequent colour.",
-)
+@metric(title="Colour purity", better="higher", range=(0, 1))
 def colour_purity(phi: Any, colours: Any, prefix_tokens: int = 0) -> Measure:
-    """Many concepts may share a colour, so it rises with K: read it beside `colour_recovery`."""
+    """Share of patches with the right colour when every concept is named after its most frequent colour.
+
+    Many concepts may share a colour, so it rises with K: read it beside `colour_recovery`.
+    """
     counts = _colours(phi, colours, prefix_tokens)
     return Measure(counts.images, lambda weights: counts.joint(weights).max(2).sum(1))
 
 
-@metric(
-    title="Part consistency",
-    better="higher",
-    range=(0, 1),
-    meaning="Agreement (normalised mutual information) of concept and body part over the patches that hold a visible part.",
-)
+@metric(title="Part consistency", better="higher", range=(0, 1))
 def part_consistency(phi: Any, parts: Any, prefix_tokens: int = 0) -> Measure:
-    """NMI (arithmetic mean); `parts` (M, n_parts) has the patch that holds each part, −1 where it cannot be seen.
+    """Agreement (normalised mutual information) of concept and body part over the patches that hold a visible part.
 
+    NMI (arithmetic mean); `parts` (M, n_parts) has the patch that holds each part, −1 where it cannot be seen.
     Patches count row by row without prefix tokens; `part_patches` finds them. A patch with two parts counts twice.
     """
     concepts, places = patches_of(phi, prefix_tokens), as_array(parts)

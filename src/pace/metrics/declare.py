@@ -77,12 +77,16 @@ METRICS: dict[str, Metric[Any]] = {}  # all declared metrics, by name
 
 
 def metric(
-    *, title: str, better: Better | None, range: tuple[float, float], meaning: str
+    *, title: str, better: Better | None, range: tuple[float, float], meaning: str | None = None
 ) -> Callable[[Callable[P, Measure]], Metric[P]]:
-    """Declare a function that returns a `Measure` as a metric."""
+    """Declare a function that returns a `Measure` as a metric.
+
+    `meaning` says in a sentence what the number means, by default the first paragraph of the docstring.
+    """
 
     def declared(function: Callable[P, Measure]) -> Metric[P]:
-        found = Metric(function, title, better, range, meaning)
+        first = (function.__doc__ or "").partition("\n\n")[0]
+        found = Metric(function, title, better, range, meaning or " ".join(first.split()))
         METRICS[found.name] = found
         return found
 

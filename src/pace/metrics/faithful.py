@@ -14,15 +14,11 @@ from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import labels_of, theta_of
 
 
-@metric(
-    title="Faithfulness",
-    better="higher",
-    range=(0, 1),
-    meaning="Share of test images whose predicted class a logistic regression recovers from the explanation.",
-)
+@metric(title="Faithfulness", better="higher", range=(0, 1))
 def faithfulness(theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: Any, *, seed: int = 0) -> Measure:
-    """Test accuracy of a logistic regression from θ to ŷ that was fitted on the training images, as in the paper.
+    """Share of test images whose predicted class a logistic regression recovers from the explanation.
 
+    Test accuracy of a logistic regression from θ to ŷ that was fitted on the training images, as in the paper.
     ŷ as labels (M,) or distributions (M, N), of which the argmax counts. The penalty is chosen by three-fold cross-validation
     on the training images (`seed` draws the folds). A class that is never predicted in training cannot be recovered. With
     `theta_train` on a GPU the fit runs there. The bootstrap resamples test images; the regression is not fitted again.
@@ -32,30 +28,24 @@ def faithfulness(theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: 
     return _accuracy(logistic_regression, theta_train, yhat_train, theta_test, yhat_test, seed)
 
 
-@metric(
-    title="Faithfulness, prediction given",
-    better=None,
-    range=(0, 1),
-    meaning="The same when ŷ was given to the explanation; far above faithfulness, the explanation only repeats it.",
-)
+@metric(title="Faithfulness, prediction given", better=None, range=(0, 1))
 def faithfulness_given_prediction(
     theta_train_given: Any, yhat_train: Any, theta_test_given: Any, yhat_test: Any, *, seed: int = 0
 ) -> Measure:
-    """`faithfulness` of θ inferred with ŷ given (``explain(…, use_predictions=True)``)."""
+    """The same when ŷ was given to the explanation; far above faithfulness, the explanation only repeats it.
+
+    `faithfulness` of θ inferred with ŷ given (``explain(…, use_predictions=True)``).
+    """
     return faithfulness.measure(theta_train_given, yhat_train, theta_test_given, yhat_test, seed=seed)
 
 
-@metric(
-    title="Non-linear faithfulness",
-    better="higher",
-    range=(0, 1),
-    meaning="Share of test images whose predicted class a small neural network recovers from the explanation.",
-)
+@metric(title="Non-linear faithfulness", better="higher", range=(0, 1))
 def nonlinear_faithfulness(
     theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: Any, *, seed: int = 0
 ) -> Measure:
-    """`faithfulness` with a two-layer network. Far above `faithfulness`, the concepts are there but entangled.
+    """Share of test images whose predicted class a small neural network recovers from the explanation.
 
+    `faithfulness` with a two-layer network. Far above `faithfulness`, the concepts are there but entangled.
     Training stops when accuracy on a held-out fifth of the training images stops rising. `seed` draws these and the weights.
     """
     from pace.classifiers import two_layer_network
@@ -63,14 +53,12 @@ def nonlinear_faithfulness(
     return _accuracy(two_layer_network, theta_train, yhat_train, theta_test, yhat_test, seed)
 
 
-@metric(
-    title="Majority class",
-    better=None,
-    range=(0, 1),
-    meaning="Faithfulness without any explanation: the share of test images in the most frequently predicted class.",
-)
+@metric(title="Majority class", better=None, range=(0, 1))
 def majority_class(yhat_train: Any, yhat_test: Any) -> Measure:
-    """Test accuracy of always naming the class most often predicted in training: what a constant θ gets."""
+    """Faithfulness without any explanation: the share of test images in the most frequently predicted class.
+
+    Test accuracy of always naming the class most often predicted in training: what a constant θ gets.
+    """
     train, test = labels_of(yhat_train, None, "yhat_train"), labels_of(yhat_test, None, "yhat_test")
     classes, counts = np.unique(train, return_counts=True)
     return Measure.mean((test == classes[counts.argmax()]).astype(np.float64))

@@ -31,46 +31,38 @@ def patch_relevance(phi: Any, concept_relevance: Any, prefix_tokens: int = 0) ->
     return found
 
 
-@metric(
-    title="Deletion",
-    better="lower",
-    range=(0, 1),
-    meaning="Mean probability of the predicted class while patches are removed, those of the leading concepts first.",
-)
+@metric(title="Deletion", better="lower", range=(0, 1))
 def deletion(
     predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
 ) -> Measure:
-    """Area under the curve of p(ŷ_m) against the share of patches removed, most relevant first (Petsiuk et al., 2018).
+    """Mean probability of the predicted class while patches are removed, those of the leading concepts first.
 
+    Area under the curve of p(ŷ_m) against the share of patches removed, most relevant first (Petsiuk et al., 2018).
     relevance (M, patches), as `patch_relevance` gives it; only its order within an image counts, with ties broken at
     random. ŷ defaults to the prediction for the whole image. Read it beside `insertion`: it is low for any fragile model.
     """
     return _area_under_curve(predict, relevance, yhat, False, steps, batch_size, seed)
 
 
-@metric(
-    title="Insertion",
-    better="higher",
-    range=(0, 1),
-    meaning="Mean probability of the predicted class while patches are added, those of the leading concepts first.",
-)
+@metric(title="Insertion", better="higher", range=(0, 1))
 def insertion(
     predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
 ) -> Measure:
-    """As `deletion`, starting from an empty image and adding the most relevant patches first."""
+    """Mean probability of the predicted class while patches are added, those of the leading concepts first.
+
+    As `deletion`, starting from an empty image and adding the most relevant patches first.
+    """
     return _area_under_curve(predict, relevance, yhat, True, steps, batch_size, seed)
 
 
-@metric(
-    title="Insertion minus deletion",
-    better="higher",
-    range=(-1, 1),
-    meaning="How much more the prediction depends on the leading concepts' patches than on the rest; 0 for a random order.",
-)
+@metric(title="Insertion minus deletion", better="higher", range=(-1, 1))
 def evidence_gap(
     predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
 ) -> Measure:
-    """`insertion` − `deletion`, image by image. A random order gets 0 on average, whatever the model."""
+    """How much more the prediction depends on the leading concepts' patches than on the rest; 0 for a random order.
+
+    `insertion` − `deletion`, image by image. A random order gets 0 on average, whatever the model.
+    """
     options: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seed": seed}
     added = insertion.measure(predict, relevance, yhat, **options)
     removed = deletion.measure(predict, relevance, yhat, **options)

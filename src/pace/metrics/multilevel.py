@@ -11,26 +11,20 @@ from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import as_array, entropy, patches_of, theta_of
 
 
-@metric(
-    title="Concepts per image",
-    better=None,
-    range=(1, math.inf),
-    meaning="Distinct concepts among the patches of an image; at 1 there is no patch level.",
-)
+@metric(title="Concepts per image", better=None, range=(1, math.inf))
 def concepts_per_image(phi: Any, prefix_tokens: int = 0) -> Measure:
-    """Number of concepts that are the largest φ_mj of some patch j, mean over images. Prefix tokens are not patches."""
+    """Distinct concepts among the patches of an image; at 1 there is no patch level.
+
+    Number of concepts that are the largest φ_mj of some patch j, mean over images. Prefix tokens are not patches.
+    """
     return Measure.mean(_distinct(patches_of(phi, prefix_tokens)))
 
 
-@metric(
-    title="Patch variety",
-    better="higher",
-    range=(1, math.inf),
-    meaning="Effective number of different concepts among the patches of an image; 1 when all patches have the same.",
-)
+@metric(title="Patch variety", better="higher", range=(1, math.inf))
 def patch_variety(phi: Any, prefix_tokens: int = 0) -> Measure:
-    """exp of H(φ̄_m) − mean_j H(φ_mj), the information a patch's place gives about its concept; mean over images.
+    """Effective number of different concepts among the patches of an image; 1 when all patches have the same.
 
+    exp of H(φ̄_m) − mean_j H(φ_mj), the information a patch's place gives about its concept; mean over images.
     Neither one concept for all patches nor all concepts for every patch counts as variety. |φ| is normalised per patch.
     """
     patches = patches_of(phi, prefix_tokens)
@@ -43,15 +37,11 @@ def patch_variety(phi: Any, prefix_tokens: int = 0) -> Measure:
     return Measure.mean(found)
 
 
-@metric(
-    title="Weight of CLS",
-    better="lower",
-    range=(0, 1),
-    meaning="Share of an image's weight on CLS rather than on its patches; near 1 the patches hardly count.",
-)
+@metric(title="Weight of CLS", better="lower", range=(0, 1))
 def cls_weight(attention: Any, prefix_tokens: int = 1) -> Measure:
-    """Attention on the prefix tokens ÷ attention on all tokens, mean over images.
+    """Share of an image's weight on CLS rather than on its patches; near 1 the patches hardly count.
 
+    Attention on the prefix tokens ÷ attention on all tokens, mean over images.
     In PACE a token contributes to θ in proportion to its attention. For other methods pass each token's weight in θ.
     """
     weights = theta_of(attention, "attention")
@@ -94,14 +84,12 @@ def find_levels(explanation: Any, concepts: Any = None) -> Levels:
     return Levels(described, differ, patched)
 
 
-@metric(
-    title="Levels",
-    better="higher",
-    range=(0, 3),
-    meaning="How many of dataset, image and patch level the method really has, judging by what it returns.",
-)
+@metric(title="Levels", better="higher", range=(0, 3))
 def levels(explanation: Any, concepts: Any = None) -> Measure:
-    """How many levels `find_levels` finds."""
+    """How many of dataset, image and patch level the method really has, judging by what it returns.
+
+    How many levels `find_levels` finds.
+    """
     return Measure.fixed(sum(find_levels(explanation, concepts)))
 
 

@@ -17,26 +17,20 @@ def concepts_in_use(patches_held: Any) -> Array:
     return used
 
 
-@metric(
-    title="Concepts",
-    better="lower",
-    range=(1, math.inf),
-    meaning="Parsimony as the paper counts it: the number of concepts the method has, used or not.",
-)
+@metric(title="Concepts", better="lower", range=(1, math.inf))
 def n_concepts(theta: Any) -> Measure:
-    """K."""
+    """Parsimony as the paper counts it: the number of concepts the method has, used or not.
+
+    K.
+    """
     return Measure.fixed(theta_of(theta).shape[1])
 
 
-@metric(
-    title="Effective concepts",
-    better=None,
-    range=(1, math.inf),
-    meaning="How many concepts all images share in effect; 1 or 2 of many means the explanation has collapsed.",
-)
+@metric(title="Effective concepts", better=None, range=(1, math.inf))
 def effective_concepts(theta: Any) -> Measure:
-    """exp of the entropy of the mean |θ| over images, each L1-normalised: K when all are used alike, 1 for a single one.
+    """How many concepts all images share in effect; 1 or 2 of many means the explanation has collapsed.
 
+    exp of the entropy of the mean |θ| over images, each L1-normalised: K when all are used alike, 1 for a single one.
     Fewer is more parsimonious, until images can no longer be told apart.
     """
     shares = np.abs(l1_normalised(theta_of(theta)))

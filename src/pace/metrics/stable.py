@@ -17,68 +17,53 @@ _BLOCK = 512  # images whose distances to all others are in memory at once
 _SAME = 1e-6  # distances below this are rounding
 
 
-@metric(
-    title="Stability",
-    better="lower",
-    range=(0, math.inf),
-    meaning="How far the explanation moves when the image is perturbed, relative to its own length.",
-)
+@metric(title="Stability", better="lower", range=(0, math.inf))
 def stability(theta: Any, theta_perturbed: Any) -> Measure:
-    """Mean of ‖θ_m − θ'_m‖ / ‖θ_m‖ over images, as in the paper, on L1-normalised θ.
+    """How far the explanation moves when the image is perturbed, relative to its own length.
 
+    Mean of ‖θ_m − θ'_m‖ / ‖θ_m‖ over images, as in the paper, on L1-normalised θ.
     A constant θ gets a perfect 0: read it beside `stability_ratio`.
     """
     return Measure.mean(_movement(*_pairs(theta, theta_perturbed)))
 
 
-@metric(
-    title="Stability when the prediction holds",
-    better="lower",
-    range=(0, math.inf),
-    meaning="Stability over the images whose predicted class survives the perturbation.",
-)
+@metric(title="Stability when the prediction holds", better="lower", range=(0, math.inf))
 def stability_when_prediction_holds(theta: Any, theta_perturbed: Any, yhat: Any, yhat_perturbed: Any) -> Measure:
-    """`stability` over the images for which the transformer predicts the same class before and after.
+    """Stability over the images whose predicted class survives the perturbation.
 
-    Elsewhere a faithful explanation has to move. NaN if the prediction survives on no image.
+    On other images a faithful explanation has to move. NaN if the prediction survives on no image.
     """
     original, perturbed = _pairs(theta, theta_perturbed)
     holds = _prediction_holds(yhat, yhat_perturbed, len(original))
     return Measure.mean(np.where(holds, _movement(original, perturbed), np.nan))
 
 
-@metric(
-    title="Prediction survival",
-    better=None,
-    range=(0, 1),
-    meaning="Share of images whose predicted class survives the perturbation; a property of the transformer alone.",
-)
+@metric(title="Prediction survival", better=None, range=(0, 1))
 def prediction_survival(yhat: Any, yhat_perturbed: Any) -> Measure:
-    """No explanation should be steadier than the prediction it explains."""
+    """Share of images whose predicted class survives the perturbation; a property of the transformer alone.
+
+    No explanation should be steadier than the prediction it explains.
+    """
     return Measure.mean(_prediction_holds(yhat, yhat_perturbed, len(yhat)).astype(np.float64))
 
 
-@metric(
-    title="Distance between images",
-    better=None,
-    range=(0, math.inf),
-    meaning="How far the explanations of two different images are apart; near 0, every image has the same explanation.",
-)
+@metric(title="Distance between images", better=None, range=(0, math.inf))
 def between_images(theta: Any) -> Measure:
-    """Mean of ‖θ_m − θ_n‖ / ‖θ_m‖ over pairs of different images, on L1-normalised θ. NaN for a single image."""
+    """How far the explanations of two different images are apart; near 0, every image has the same explanation.
+
+    Mean of ‖θ_m − θ_n‖ / ‖θ_m‖ over pairs of different images, on L1-normalised θ. NaN for a single image.
+    """
     rows = l1_normalised(theta_of(theta))
     return Measure(len(rows), lambda weights: _distance_between(rows, weights))
 
 
-@metric(
-    title="Stability ratio",
-    better="lower",
-    range=(0, math.inf),
-    meaning="Movement under perturbation ÷ distance between images; at 1 a perturbed image is as far from its original as "
-    "any other image is.",
-)
+@metric(title="Stability ratio", better="lower", range=(0, math.inf))
 def stability_ratio(theta: Any, theta_perturbed: Any) -> Measure:
-    """`stability` ÷ `between_images`. Where images do not differ at all it is 1, however small the movement."""
+    """Movement under perturbation ÷ distance between images; at 1 a perturbed image is as far from its original as any
+    other image is.
+
+    `stability` ÷ `between_images`. Where images do not differ at all it is 1, however small the movement.
+    """
     rows, perturbed = _pairs(theta, theta_perturbed)
     moved = Measure.mean(_movement(rows, perturbed))
     return Measure(
@@ -86,15 +71,11 @@ def stability_ratio(theta: Any, theta_perturbed: Any) -> Measure:
     )
 
 
-@metric(
-    title="Re-identification",
-    better="higher",
-    range=(0, 1),
-    meaning="Share of perturbed images whose nearest original is their own; chance is 1 over the number of images.",
-)
+@metric(title="Re-identification", better="higher", range=(0, 1))
 def reidentification(theta: Any, theta_perturbed: Any) -> Measure:
-    """Among all M originals, by Euclidean distance of L1-normalised θ. n originals at the same distance share the point.
+    """Share of perturbed images whose nearest original is their own; chance is 1 over the number of images.
 
+    Among all M originals, by Euclidean distance of L1-normalised θ. n originals at the same distance share the point.
     Chance is 1/M, which is also what a constant θ gets; NaN for a single image. The bootstrap resamples perturbed images; all
     originals stay.
     """

@@ -58,9 +58,7 @@ def test_what_is_not_a_number_is_null(report):
     scores = {score["name"]: score for score in page_data(report)["scores"]}
     assert scores["of_a_plugin"]["value"] is None
     assert scores["stability"]["range"] == [0, None]
-    only = SimpleNamespace(
-        images=1, numbers=torch.ones(1), bounds=torch.ones(1), evidence=torch.tensor([torch.inf]), moves=[]
-    )
+    only = SimpleNamespace(images=1, numbers=torch.ones(1), bounds=torch.ones(1), evidence=torch.tensor([torch.inf]))
     model = SimpleNamespace(lower_bounds_=[], means_=[0], selection_=only)
     assert contents.learning(model)["selection"]["evidence"] == [None]
 

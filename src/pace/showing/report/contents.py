@@ -113,7 +113,6 @@ def learning(model: PACE) -> dict[str, Any]:
         "numbers": selection.numbers.tolist(),
         "bounds": selection.bounds.tolist(),
         "evidence": [_number(nats) for nats in selection.evidence.tolist()],
-        "moves": [move.kind for move in selection.moves],
     }
     return {"bounds": bounds, "selection": found}
 

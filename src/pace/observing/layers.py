@@ -1,4 +1,4 @@
-"""Which block to explain: the last whose patches still differ from one another within an image."""
+"""Which block to explain: the last one whose patches still differ within an image."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.backbones.backbone import Backbone
-from pace.backbones.tower import Tower
+from pace.backbones import Backbone
 from pace.images import ImageSet, open_images
 from pace.images.imageset import OnError
 from pace.observations import Observations
@@ -19,14 +18,13 @@ from pace.observing.extract import observe
 from pace.observing.sources import Images
 
 _BATCH = 16  # images whose patches are held in float64 at once
-_DIGITS = 3  # of a percentage at most
 
 
 def within_share(observations: Observations) -> float:
-    """How much of the patches' variance lies within images rather than between them, 0 to 1.
+    """The share of the patches' variance that lies within images rather than between them, 0 to 1.
 
-    Patches weigh as their image attends to them; every image weighs the same, and prefix tokens are left out. Near 0 all
-    patches of an image say the same, however many concepts there are to tell images apart.
+    Patches are weighted by attention, every image has the same weight, and prefix tokens are left out. Near 0, all
+    patches of an image say the same, and no patch has a concept of its own.
     """
     if len(observations) < 2:
         raise ValueError("observations: expected 2 images or more to compare; found 1")
@@ -62,11 +60,11 @@ def choose_layer(
     progress: bool | None = None,
     report: Callable[[str], None] | None = None,
 ) -> int:
-    """The last block at which at least `least` of the patches' variance lies within images, as a layer from 0.
+    """The last block at which at least `least` of the patches' variance lies within images, counted from 0.
 
-    To be explained as ``Backbone(model, layer, attention_layer=-1)``: the patches weigh as the last block attends to them, at
-    every block alike (an object that only follows `Model` is asked with each layer's own attention). Only the second half of
-    the blocks is asked, as far as patches are not merged in between (Swin). If none has enough, it is the one that has most.
+    Meant for ``Backbone(model, layer, attention_layer=-1)``: patches are weighted by the last block's attention (by each
+    block's own for an object that only follows `Model`). Only the second half of the blocks is considered, and of Swin
+    the last stage. Falls back to the block with the largest share.
 
     Parameters
     ----------
@@ -74,9 +72,9 @@ def choose_layer(
         As `Backbone` and `observe` take them; `batch_size`, `data_root`, `split`, `on_error` and `progress` are those of
         `observe`.
     sample
-        So many of the images, drawn with `seed`, are looked at, once for every block asked. Of a DataLoader, all are.
+        Number of images to observe, drawn with `seed`, once for every block considered. A DataLoader is used in full.
     report
-        Is told in one line which block it is, and why.
+        Called with one line that says which block was chosen and why.
     """
     if not 0 <= least <= 1:
         raise ValueError(f"least: expected a share from 0 to 1; found {least}")
@@ -88,28 +86,24 @@ def choose_layer(
         rows = np.sort(np.random.default_rng(seed).permutation(len(images))[:sample]).tolist()
         images = images[rows] if isinstance(images, Tensor) else images.subset(rows)
     last = Backbone(model)
+    attention_layer = -1 if last.has_known_blocks else None
     shares: dict[int, float] = {}
-    # An object that only follows the protocol `Model` knows the attention of the layer it is asked for.
-    weighing = -1 if isinstance(last._sight, Tower) else None
     for layer in range(last.layer, last.layers // 2 - 1, -1):
-        backbone = Backbone(model, layer, attention_layer=weighing)
+        backbone = Backbone(model, layer, attention_layer=attention_layer)
         if backbone.grid(*backbone.preprocessing.size) != last.grid(*last.preprocessing.size):
             break
         shares[layer] = within_share(observe(backbone, images, batch_size=batch_size, progress=progress))
         if shares[layer] >= least:
             break
-    chosen = max(shares, key=shares.__getitem__)  # one that has enough has most: the search ends with it
+    chosen = max(shares, key=shares.__getitem__)  # if one reaches `least`, it is the largest: the search stops there
     if report is not None:
-        report(_why(chosen, shares, least))
+        report(_reason(chosen, shares, least))
     return chosen
 
 
-def _why(chosen: int, shares: Mapping[int, float], least: float) -> str:
-    refused, digits = [share for share in shares.values() if share < least], 0
-    while digits < _DIGITS and any(round(100 * share, digits) >= round(100 * least, digits) for share in refused):
-        digits += 1  # or one that is refused would look like enough
-    percent = {layer: f"{100 * share:.{digits}f} %" for layer, share in shares.items()}
+def _reason(chosen: int, shares: Mapping[int, float], least: float) -> str:
+    percent = {layer: f"{100 * share:.1f} %" for layer, share in shares.items()}
     others = [f"{share} at block {layer}" for layer, share in percent.items() if layer != chosen]
     beside = f", against {', '.join(others)}" if others else ""
-    missed = "" if shares[chosen] >= least else f"; none that can be asked reaches {100 * least:.{digits}f} %"
+    missed = "" if shares[chosen] >= least else f"; no block considered reaches {100 * least:.1f} %"
     return f"block {chosen}: {percent[chosen]} of its patches' variance lies within images{beside}{missed}"

@@ -1,4 +1,4 @@
-"""A model from a name or a file."""
+"""Load a model by name, or from a file or folder."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def load(
     Parameters
     ----------
     name
-        - a timm model, ``"vit_small_patch14_reg4_dinov2"``, or with ``timm:`` before it;
+        - a timm model, ``"vit_small_patch14_reg4_dinov2"``, optionally with ``timm:`` before it;
         - a Hugging Face id, ``"facebook/dinov2-small"``;
-        - a folder that transformers or timm saved a model in;
-        - a ``.safetensors`` file of weights for the timm architecture `model`. Weights for another image size or
-          patch size are resampled.
-        Names are downloaded by the library they belong to, unless it has them already; files are not.
+        - a folder in which transformers or timm saved a model;
+        - a ``.safetensors`` file of weights for the timm architecture `model`; weights for another image size or patch
+          size are resampled.
+        Names are downloaded by the library they belong to, unless it has them already; files need no network.
     normalize
-        The mean and deviation that a timm model's images are brought to: "imagenet", "half" (from -1 to 1) or "clip". By
-        default what the file of `pace.backbones.finetune` says, or timm says of its own weights of that name, which need
-        not be true of a file of other weights.
+        How pixels are normalised for a timm model: "imagenet", "half" (from -1 to 1) or "clip". By default as the file
+        of `pace.backbones.finetune` says, or as timm says for its own weights of that name, which may be wrong for a
+        file of other weights.
     options
         For the library's own constructor: ``img_size=224``, ``num_classes=102``, …
     """
@@ -49,18 +49,14 @@ def load(
     elif "/" in text:
         loaded = _transformers(text, options)
     else:
-        loaded = _timm(_known(text.removeprefix("timm:")), {"pretrained": True} | options)
+        loaded = _timm(_known(text), {"pretrained": True} | options)
     if normalize is not None:
-        _normalize(loaded, normalize, text)
+        if normalize not in NORMALIZATIONS:
+            raise ValueError(f"normalize: expected {', '.join(NORMALIZATIONS)}; found {normalize}")
+        if not hasattr(loaded, "pretrained_cfg"):
+            raise ValueError(f"normalize: only for timm models; {text} says itself how images are normalised")
+        normalize_with(loaded, *NORMALIZATIONS[normalize])
     return loaded.eval()
-
-
-def _normalize(model: Any, how: str, name: str) -> None:
-    if how not in NORMALIZATIONS:
-        raise ValueError(f"normalize: expected {', '.join(NORMALIZATIONS)}; found {how}")
-    if not hasattr(model, "pretrained_cfg"):
-        raise ValueError(f"normalize: {name} is no timm model; its own configuration says what it expects")
-    normalize_with(model, *NORMALIZATIONS[how])
 
 
 def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Module:
@@ -70,22 +66,21 @@ def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Modul
         raise ValueError(f"{path}: which architecture is this? Pass model=, a timm name such as 'vit_base_patch16_224'")
     with safe_open(path, "pt") as file:
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118, not a dict
-        trained_with = _trained_with(file.metadata() or {})
+        normalization = _normalization(file.metadata() or {})
     classes = next((shapes[key][0] for key in ("head.weight", "head.fc.weight") if key in shapes), 0)
-    overlay = {"file": str(path), "custom_load": False, "num_classes": classes}
-    overlay |= trained_with
+    overlay = {"file": str(path), "custom_load": False, "num_classes": classes, **normalization}
     try:
         # timm's own loading translates names and resamples position embeddings to the size asked for.
         return _timm(
-            _known(model.removeprefix("timm:")),
+            _known(model),
             {"num_classes": classes} | options | {"pretrained": True, "pretrained_cfg_overlay": overlay},
         )
     except RuntimeError as error:
         raise ValueError(f"{path}: not the weights of {model}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _trained_with(metadata: dict[str, str]) -> dict[str, tuple[float, ...]]:
-    """Mean and deviation that `finetune` wrote into a file; other files may say anything there, or nothing."""
+def _normalization(metadata: dict[str, str]) -> dict[str, tuple[float, ...]]:
+    """Mean and deviation as `finetune` writes them into a file; other files may have anything there."""
     try:
         found = json.loads(metadata["pace"])["preprocessing"]
         return {name: tuple(map(float, found[name])) for name in ("mean", "std")}
@@ -108,15 +103,15 @@ def _timm(name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def _known(name: str) -> str:
-    timm = import_module("timm")
+    name, timm = name.removeprefix("timm:"), import_module("timm")
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), 3)
-        raise ValueError(f"{name}: timm knows no such model" + (f"; near are {', '.join(near)}" if near else ""))
+        raise ValueError(f"{name}: timm has no such model" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return name
 
 
 def _transformers(name: str, options: dict[str, Any]) -> nn.Module:
-    """The class that the configuration names, so that a classifier comes along if there is one."""
+    """Of the class that the configuration names, so that its classifier is loaded too."""
     transformers = import_module("transformers")
     local = {"local_files_only": True} if options.get("local_files_only") else {}
     architectures = transformers.AutoConfig.from_pretrained(name, **local).architectures or ["AutoModel"]

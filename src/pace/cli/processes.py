@@ -1,4 +1,4 @@
-"""A command on several processes, which torchrun started."""
+"""`pace fit` on several processes, started by torchrun."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pace.cli.models import device_of
 if TYPE_CHECKING:
     import torch
 
-_GRACE = 5.0  # seconds within which processes meet the same error
+_GRACE = 5.0  # seconds within which all processes meet the same error
 
 
-class Place(NamedTuple):
-    """Where a process works, whether there are others, and whether it is the one that speaks and writes."""
+class Process(NamedTuple):
+    """This process: its device, whether there are others, and whether it is the one that prints and writes."""
 
     device: torch.device
     several: bool
@@ -29,12 +29,9 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def team(device: str) -> Iterator[Place]:
-    """Join the other processes, if there are any, on a GPU each where `device` is one.
-
-    Only the first says anything inside; an error is said by whoever meets it, once it is outside.
-    """
-    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+def joined_processes(device: str) -> Iterator[Process]:
+    """Join the other processes, if there are any, each on a GPU of its own. Only the first one prints."""
+    several = _count() > 1
     leads = not several or os.environ.get("RANK") == "0"
     with ExitStack() as stack:
         if not leads:
@@ -48,19 +45,23 @@ def team(device: str) -> Iterator[Place]:
             from pace.fitting.distributed import processes
 
             chosen = stack.enter_context(processes(chosen))
-        yield Place(chosen, several, leads)
+        yield Process(chosen, several, leads)
 
 
-def wait_to_say(error: Exception) -> None:
-    """Under torchrun, the time for an error: it is to be said once, and its cause always.
+def wait_before_reporting(error: Exception) -> None:
+    """Under torchrun, print an error that all processes meet only once, but always print its cause.
 
-    torchrun ends the others as soon as one has ended. So they let the first of their machine say what all of them met, and are
-    ended meanwhile; who is not has an error of its own. And the first, where it fails for want of another, stays until that one
-    has said why.
+    torchrun ends all processes as soon as one has ended. So the others give the first process of their machine time to
+    report the shared error and are ended meanwhile; one that is not ended has an error of its own to report. And if the
+    first process fails because it lost another, it stays until that one has said why.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if _count() == 1:
         return
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(_GRACE)
     elif lost_another(error):
         atexit.register(time.sleep, 2 * _GRACE)
+
+
+def _count() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Windows(NamedTuple):
-    """How a block cuts its token grid: window and cyclic shift (rows, columns), and whether it pads before it shifts."""
+    """How a block cuts its token grid: window size and cyclic shift (rows, columns), and whether it pads before shifting."""
 
     size: tuple[int, int]
     shift: tuple[int, int]
@@ -18,7 +18,7 @@ class Windows(NamedTuple):
 
 
 def token_windows(grid: tuple[int, int], windows: Windows) -> Tensor:
-    """(windows, places): the token at every place of every window, -1 where there is only padding."""
+    """(windows, places): the token at every place of every window, -1 for padding."""
     rows, columns = grid
     height, width = windows.size
     padding = (0, -columns % width, 0, -rows % height)
@@ -33,9 +33,9 @@ def token_windows(grid: tuple[int, int], windows: Windows) -> Tensor:
 
 
 def attention_received(attention: Tensor, grid: tuple[int, int], windows: Windows) -> Tensor:
-    """(B, tokens): attention that every token receives, mean over all queries of the image (other windows give none).
+    """(B, tokens): the attention each token receives, averaged over all queries of the image (0 from other windows).
 
-    `attention` is (B · windows, places, places). Padding asks nothing and is given nothing.
+    `attention` is (B · windows, places, places). Padding neither gives nor receives attention.
     """
     tokens = token_windows(grid, windows).to(attention.device)
     real = tokens >= 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,23 +119,13 @@ def test_tokens_first_towers_of_older_open_clip() -> None:
         torch.testing.assert_close(backbone.forward_from(backbone.split(images)), model.encode_image(images))
 
 
-def test_images_may_be_anywhere_and_of_any_precision() -> None:
-    model = _vit().to(torch.bfloat16)
-    found = Backbone(model)(FAMILIES["timm-vit"].images().double())
-    assert found.embeddings.dtype == torch.bfloat16
-    assert found.attention.dtype == torch.float32
-    assert Backbone(model).device == torch.device("cpu")
-
-
 # Wrong input.
 
 
 def test_models_without_a_vision_transformer_are_refused() -> None:
     from torchvision.models import resnet18
 
-    with pytest.raises(
-        ValueError, match=r"no vision transformer of timm, .* found in torchvision.models.resnet.ResNet"
-    ):
+    with pytest.raises(ValueError, match=r"torchvision.models.resnet.ResNet is not a vision transformer of timm, "):
         Backbone(resnet18(num_classes=2))
     with pytest.raises(ValueError, match=r"expected a torch module .* found builtins.str"):
         Backbone("vit_base_patch16_224")
@@ -205,13 +194,6 @@ def test_a_classifier_changed_behind_the_backbones_back_is_noticed() -> None:
         Backbone(Tower(model, list(_vit().blocks), [32] * 3, Sizes((32, 32), (8, 8), "fixed"), 1, True), 1)(images)
 
 
-def test_one_channel_models_take_one_channel() -> None:
-    from timm.models import VisionTransformer
-
-    model = VisionTransformer(32, 8, in_chans=1, embed_dim=32, depth=1, num_heads=2, num_classes=0)
-    assert Backbone(model)(torch.zeros(2, 1, 32, 32)).embeddings.shape == (2, 16, 32)
-
-
 # Models of one's own.
 
 
@@ -269,7 +251,7 @@ def test_a_described_tower_is_a_backbone() -> None:
 
 
 def test_attention_that_cannot_be_seen_is_an_error_and_never_even() -> None:
-    with pytest.raises(ValueError, match=r"StrangeBlock computed no attentions that can be seen.*attn_implementation"):
+    with pytest.raises(ValueError, match=r"StrangeBlock computed no visible attentions.*attn_implementation"):
         Backbone(_tower(Strange(hidden=True)))(torch.randn(1, 3, 2, 2))
 
 
@@ -317,14 +299,3 @@ def test_any_object_with_the_protocol_is_a_backbone() -> None:
     assert backbone.fingerprint() != Backbone(Answers(), count_cls=True).fingerprint()
     with pytest.raises(ValueError, match="Answers cannot be split"):
         backbone.split(images)
-
-
-def test_observations_are_extracted_through_the_backbone(tmp_path: Path) -> None:
-    pytest.importorskip("pace.observing.extract")
-    family = FAMILIES["timm-dinov2-registers"]
-    backbone = Backbone(family.model())
-    images = torch.rand(5, 3, 32, 32)
-    found = backbone.observe(images, batch_size=2)
-    assert (len(found), found.n_tokens, found.grid, found.prefix_tokens) == (5, 16, (4, 4), 0)
-    counted = Backbone(family.model(), count_cls=True).observe(images, batch_size=2)
-    assert (len(counted), counted.n_tokens, counted.grid, counted.prefix_tokens) == (5, 17, (4, 4), 1)
