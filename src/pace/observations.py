@@ -87,7 +87,7 @@ class Observations:
         shape = tuple(self.embeddings.shape)
         if len(shape) != 3 or 0 in shape:
             raise ValueError(f"embeddings: expected shape (images, tokens, dimensions), none of them 0; found {shape}")
-        images, tokens = shape[:2]
+        images, tokens, _ = shape
         if (found := tuple(self.attention.shape)) != (images, tokens):
             raise ValueError(f"attention: expected shape {shape[:2]} to match embeddings {shape}; found {found}")
         if self.predictions is not None and (len(found := tuple(self.predictions.shape)) != 2 or found[0] != images):

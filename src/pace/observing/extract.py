@@ -20,7 +20,7 @@ from torch import Tensor
 from pace.images import Perturb, Perturbation, normalize
 from pace.images.imageset import OnError
 from pace.observations import Batch, Observations
-from pace.observing.pipeline import Behind, ahead, uploaded
+from pace.observing.pipeline import Behind, uploaded
 from pace.observing.sources import BackboneLike, Images, Source, open_source
 from pace.observing.store import Index, StoreWriter, check, extremes
 from pace.progress import progress as progress_bar
@@ -103,9 +103,7 @@ def _extract(
     backbone: BackboneLike, source: Source, views: Sequence[_View], progress: bool | None
 ) -> list[Observations]:
     if source.shuffles and any(perturb or store for perturb, store in views):
-        raise ValueError(
-            "images: this DataLoader shuffles, so a second pass would give other images; pass shuffle=False"
-        )
+        raise ValueError("images: this DataLoader shuffles, so a second pass would differ; pass shuffle=False")
     with ExitStack() as stack:
         sinks = [stack.enter_context(_sink(backbone, source, *view)) for view in views]
         gaps = [sink.gaps for sink in sinks]
@@ -113,7 +111,7 @@ def _extract(
         done = 0 if source.total is None else source.total - sum(len(span) for span in spans)
         advance = stack.enter_context(progress_bar("observing", source.total, progress, done))
         behind = stack.enter_context(Behind(backbone.device))
-        for rows, upload in stack.enter_context(closing(ahead(uploaded(source.batches(spans), backbone.device)))):
+        for rows, upload in stack.enter_context(closing(uploaded(source.batches(spans), backbone.device))):
             batch = upload()
             for (perturb, _), sink, missing in zip(views, sinks, gaps, strict=True):
                 if any(rows[0] in gap for gap in missing):

@@ -7,45 +7,42 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pace.images import to_float
-from pace.images.loading import one_core_each
+from pace.images.loading import Batches, one_core_each
 from pace.observations import Batch
 
 _AHEAD = 2  # batches on the device before they are needed; it bounds the memory, like the next
 _BEHIND = 3  # results that were computed but are not kept yet
 
-T = TypeVar("T")
 
+def uploaded(batches: Batches, device: torch.device) -> Generator[tuple[Sequence[int], Callable[[], Tensor]]]:
+    """The same batches, copied to the device by a thread before they are needed.
 
-def ahead(items: Generator[T]) -> Generator[T]:
-    """The same items, made by a thread before they are needed."""
-    end: Any = object()
-    with closing(items), ThreadPoolExecutor(1, "pace-ahead", one_core_each) as pool:
-        pending = deque(pool.submit(next, items, end) for _ in range(_AHEAD))
-        try:
-            while (item := pending.popleft().result()) is not end:
-                pending.append(pool.submit(next, items, end))
-                yield item
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def uploaded(
-    batches: Generator[tuple[Sequence[int], Tensor]], device: torch.device
-) -> Generator[tuple[Sequence[int], Callable[[], Tensor]]]:
-    """Starts copying each batch to the device; calling the result waits for the copy and gives floats in [0, 1]."""
+    Calling what comes with the image numbers waits for the copy and gives floats in [0, 1].
+    """
     stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    with closing(batches):
+
+    def upload() -> tuple[Sequence[int], Callable[[], Tensor]] | None:
         for rows, batch in batches:
             here = batch if stream is None or batch.is_cuda else batch.pin_memory()
             with torch.cuda.stream(stream):  # does nothing if it is None
                 there = here.to(device, non_blocking=True)
-            yield rows, partial(_arrived, there, None if stream is None else stream.record_event())
+            return rows, partial(_arrived, there, None if stream is None else stream.record_event())
+        return None
+
+    with closing(batches), ThreadPoolExecutor(1, "pace-ahead", one_core_each) as pool:
+        pending = deque(pool.submit(upload) for _ in range(_AHEAD))
+        try:
+            while (item := pending.popleft().result()) is not None:
+                pending.append(pool.submit(upload))
+                yield item
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _arrived(batch: Tensor, copied: Any) -> Tensor:

@@ -18,8 +18,7 @@ from pace.images.imageset import OnError
 from pace.images.loading import Batches, decoded
 from pace.observations import Batch
 
-# A batch in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), a set of images, or the name or
-# folder of one.
+# Pixels in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), or a set, its name or its folder.
 Images = Tensor | DataLoader[Any] | ImageSet | str | os.PathLike[str]
 
 

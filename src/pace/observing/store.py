@@ -160,10 +160,7 @@ class ObservationStore:
         return not self._index.gaps()
 
     def observations(self) -> Observations:
-        """The finished images as `Observations` that are read from disk batch by batch.
-
-        Values are not checked again: they were when they were written.
-        """
+        """The finished images as `Observations` that are read from disk batch by batch."""
         if not self.shards:
             raise ValueError(f"{self.path} has no finished shard yet")
         if holes := [gap for gap in self._index.gaps() if gap.start < self.shards[-1].start]:
@@ -234,10 +231,7 @@ class StoreWriter:
             self._flush()  # after Ctrl-C or a failing model, what was computed is still written
 
     def append(self, start: int, batch: Batch, bounds: Tensor | None = None) -> None:
-        """Add the images from number `start` on. They are in the store once their shard is full, or at the end.
-
-        `bounds` are the `extremes` of the embeddings, where they are known already.
-        """
+        """Add the images from number `start` on; `bounds` are the `extremes` of the embeddings, if known already."""
         bounds = extremes(batch.embeddings) if bounds is None else bounds
         check(start, batch, bounds, self._index.grid, self._index.prefix_tokens)
         narrow = bounds.abs().max() <= _FLOAT16_MAX
