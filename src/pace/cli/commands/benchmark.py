@@ -135,7 +135,7 @@ def benchmark(
     for dataset in results.datasets:
         for line in benchmarks.exposed(results, dataset):
             say(f"! {dataset}: {line}", style="yellow")
-    say(f"written to {run.folder}: results.md, tables.md, results.csv, results.json")
+    say(f"written to {run.folder}: results.md, results.csv, results.json")
     failed = [row.failed for row in results.rows if row.failed]
     if failed and len(failed) == len(results.rows):
         raise Problem(f"no method could be scored: {failed[0]}")

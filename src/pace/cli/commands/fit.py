@@ -216,8 +216,8 @@ def _save_gallery(run: Run, estimator: PACE, observations: Observations, images:
         numbers = np.sort(np.random.default_rng(seed).choice(len(images), _GALLERY_SAMPLE, replace=False))
         observations = observations[numbers]
     near = typical_patches(estimator.means_, observations, min(_GALLERY_SIZE, len(numbers)))
-    names = [[images.names[numbers[image]] for image in row] for row in near.images.tolist()]
-    content = {"images": names, "patches": plain(near.patches), "grid": observations.grid}
+    names = [[images.names[numbers[image]] for image in row] for row in near[..., 0]]
+    content = {"images": names, "patches": plain(near[..., 1]), "grid": observations.grid}
     write_atomically(run.file(GALLERY), json.dumps(content).encode())
 
 
