@@ -61,7 +61,7 @@ def test_names_and_defaults_are_the_librarys():
     from pace.backbones.preprocessing import NORMALIZATIONS
     from pace.cli.options import Normalization
     from pace.cli.runs import DATASETS
-    from pace.images.opening import DATASETS as known
+    from pace.images.datasets import DATASETS as known
 
     assert {*known, "color"} == set(DATASETS)
     assert set(NORMALIZATIONS) == set(Normalization)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pace.images import ImageSet
-    from pace.images.imageset import Progress
 
 _SPLITS = ("train", "test")
 
@@ -66,7 +65,7 @@ class ImageChoice(ImageOptions):
         located = self if self.images in DATASETS else replace(self, images=_absolute(self.images))
         if self.data_root is not None:
             located = replace(located, data_root=_absolute(self.data_root))
-        found = {"count": len(images), "skipped": images.skipped, "fingerprint": images.fingerprint()}
+        found = {"count": len(images), "fingerprint": images.fingerprint()}
         return {**asdict(located), **found}
 
 
@@ -96,14 +95,11 @@ def joined(first: ImageSet, second: ImageSet) -> ImageSet:
     from pace.images import ImageSet
 
     class Joined(ImageSet):
-        def _image(self, index: int) -> Tensor:
+        def __getitem__(self, index: int) -> Tensor:
             return first[index] if index < len(first) else second[index - len(first)]
 
         def fingerprint(self) -> str:
             return f"{first.fingerprint()}+{second.fingerprint()}"
-
-        def _unreadable(self, progress: Progress | None) -> dict[str, str]:
-            return first._unreadable(None) | second._unreadable(None)
 
     known = set(first.names)
     names = [*first.names, *(f"{name} (example)" if name in known else name for name in second.names)]

@@ -17,7 +17,7 @@ import torch
 
 from pace.backbones.color_vit import LAYER, SIZE, load_model
 from pace.explainer import PACE
-from pace.images import Color, Perturbation
+from pace.images import Color, Perturbation, to_float
 from pace.metrics import Score, Scores
 from pace.progress import announce
 
@@ -107,7 +107,7 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
 
     announce("writing the report and the figures", progress)
     model.save(folder / "model.safetensors")
-    pixels = torch.stack([test[index] for index in range(len(test))]).float() / 255
+    pixels = to_float(torch.stack([test[index] for index in range(len(test))]))
     shown: dict[str, Any] = {"images": test, "observations": seen, "preprocessing": backbone.preprocessing}
     report = write_report(
         folder / "report.html",

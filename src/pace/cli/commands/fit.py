@@ -208,7 +208,7 @@ def _save(run: Run, estimator: PACE, observations: Observations, source: _Source
 
 def _save_gallery(run: Run, estimator: PACE, observations: Observations, images: ImageSet, seed: int) -> None:
     """The names of the images with the patches nearest to every concept, which `pace explain` shows as examples."""
-    from pace.model.feeding import Lazy
+    from pace.observations import Lazy
     from pace.showing.summary import typical_patches
 
     numbers = np.arange(len(images))
