@@ -244,6 +244,8 @@ def test_data_that_do_not_fit_are_refused_in_one_line(data, model):
     with pytest.raises(TypeError, match=r"expected pace.Observations; found ndarray"):
         PACE(3).fit(np.zeros((3, 4, 5)))
     assert refusal(Observations(*random()[:2]), refine=2).startswith("refine: needs predictions or perturbed views")
+    with pytest.raises(ValueError, match=r"expected shape \(images, .*none of them 0; found \(0, 21, 24\)"):
+        PACE(3).fit(seen[:0])
     with pytest.raises(ValueError, match="n: expected at least 1; found -1"):
         model.nearest_patches(seen, 0, n=-1)
     with pytest.raises(IndexError, match="concept 8 of 8"):

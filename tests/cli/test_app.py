@@ -59,7 +59,7 @@ def test_the_page_about_the_command_line_has_every_command_and_its_examples_pars
 def test_names_and_defaults_are_the_librarys():
     from pace.backbones import finetune
     from pace.cli.runs import DATASETS
-    from pace.images.opening import DATASETS as known
+    from pace.images.datasets import DATASETS as known
 
     assert {*known, "color"} == set(DATASETS)
     theirs = inspect.signature(finetune).parameters

@@ -20,7 +20,7 @@ FIT = ("fit", "--images", "photos")
         (("fit",), "--images and --model, or --observations"),
         (("fit", "--images", "flwer", *MODEL), "'flwer' is neither a folder nor one of color, flower, cars, cub"),
         (("fit", "--images", "flower", *MODEL), "--data-root"),
-        (("fit", "--images", "flower", "--data-root", "none", *MODEL), "none is not a folder"),
+        (("fit", "--images", "flower", "--data-root", "none", *MODEL), "no setid.mat in none"),
         (("fit", "--images", "photos", "--split", "val", *MODEL), "no split 'val'; found test, train"),
         ((*FIT, *MODEL, "--device", "gpu"), "expected auto, cpu or cuda"),
         ((*FIT, *MODEL, "--layer", "40"), "error: --layer: expected -6 to 5"),

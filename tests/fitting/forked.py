@@ -25,7 +25,7 @@ STOPPED = {"full batch": 3, "online": 5, "refining": 4}  # checkpoints: the star
 
 def begin(size, what):
     """The ids of so many processes that call `what` with their rank."""
-    meeting, children = Path(tempfile.mkdtemp()) / "meeting", []
+    meeting, children = Path(tempfile.mkdtemp(dir=".")).resolve() / "meeting", []
     for rank in range(size):
         child = os.fork()
         if child == 0:
@@ -109,6 +109,6 @@ if __name__ == "__main__":
         together(size, learn)
     for kind, stops in STOPPED.items():
         stopped_and_resumed(kind, stops)
-        killed_and_resumed(kind)
+    killed_and_resumed("refining")
     together(1, lambda rank: (stop_after_a_checkpoint(), fit("one view", checkpoint="fit-alone")), code=9)
     together(2, refuse)

@@ -43,9 +43,8 @@ def test_two_and_three_processes_learn_what_one_learns(kind, folder):
             assert all(model.selection_.moves == alone.selection_.moves for model in (found, *others))
 
 
-@pytest.mark.parametrize("kind", forked.STOPPED)
-@pytest.mark.parametrize("how", ["stopped", "killed"])  # after every checkpoint, or at random moments
-def test_stopped_or_killed_they_resume_together_to_the_same_bits(how, kind, folder):
+@pytest.mark.parametrize(("how", "kind"), [*(("stopped", kind) for kind in forked.STOPPED), ("killed", "refining")])
+def test_stopped_after_every_checkpoint_or_killed_at_random_they_resume_together_to_the_same_bits(how, kind, folder):
     for rank in (0, 1):
         same_bits(PACE.load(folder / f"{how}-{rank}-{kind}"), PACE.load(folder / f"2-0-{kind}"))
 

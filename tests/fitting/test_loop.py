@@ -23,10 +23,8 @@ def data():
 
 @pytest.mark.parametrize("family", ["full", "diag", "tied", "low_rank"])
 def test_minibatches_come_within_a_hundredth_of_full_batches(data, family):
-    online, full = (
-        fit(data=data, n_concepts=6, covariance=family, minibatch=30, max_iter=8),
-        fit(data=data, n_concepts=6, covariance=family, max_iter=30),
-    )
+    online = fit(data=data, n_concepts=6, covariance=family, minibatch=30, max_iter=8)
+    full = fit(data=data, n_concepts=6, covariance=family, max_iter=30)
     scores = [model.score(data.observations, perturbed=data.perturbed) for model in (online, full)]
     assert scores[0] > scores[1] - 0.01 * abs(scores[1])
     assert online.n_steps_ == online.n_iter_ == len(online.lower_bounds_)
@@ -96,6 +94,18 @@ def test_ctrl_c_leaves_a_usable_model_and_the_same_call_goes_on(place, call, par
     assert np.isfinite(loaded.partial_fit(SMALL.observations).means_).all()
 
 
+def test_ctrl_c_before_there_is_anything_to_keep_is_raised(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pace.fitting.start.expect_all", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        PACE(3, n_init=2, device="cpu").partial_fit(SMALL.observations)
+    monkeypatch.setattr("pace.fitting.start.cluster", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+
+
 def test_a_fit_that_fails_leaves_the_model_as_it_was(monkeypatch):
     model = fit(max_iter=1)
     means = model.means_
@@ -126,10 +136,10 @@ def test_torch_modes_around_a_fit_do_not_change_it():
 
 def test_partial_fit_goes_on_after_minibatches_with_what_is_given_anew():
     model = fit(minibatch=8, max_iter=1)
-    model.set_params(alpha=0.5, dtype="float64").partial_fit(SMALL.observations[:10], perturbed=SMALL.perturbed[:10])
+    model.set_params(alpha=0.5, dtype="float32").partial_fit(SMALL.observations[:10], perturbed=SMALL.perturbed[:10])
     assert model.n_steps_ == 4
     assert model.alpha_.tolist() == [0.5] * 3
-    assert model.means_.dtype == np.float64
+    assert model.means_.dtype == np.float32
 
 
 def test_what_cannot_change_between_batches_is_refused():
@@ -139,11 +149,10 @@ def test_what_cannot_change_between_batches_is_refused():
         with pytest.raises(ValueError, match=f"{next(iter(change))}: this model was fitted with .*; clone it"):
             model.set_params(**change).partial_fit(seen)
         model.set_params(n_concepts=3, covariance="tied", updates="exact")
-    without = PACE(3, n_init=1, device="cpu").partial_fit(
-        Observations(seen.embeddings, seen.attention, prefix_tokens=1)
-    )
+    without = Observations(seen.embeddings, seen.attention, prefix_tokens=1)
+    model = PACE(3, n_init=1, device="cpu").partial_fit(without)
     with pytest.raises(ValueError, match="predictions: the model was fitted without any; clone it"):
-        without.partial_fit(seen)
+        model.partial_fit(seen)
 
 
 def test_batches_one_at_a_time_come_near_a_full_fit(data):

@@ -18,7 +18,7 @@ from pace.model.feeding import Feed, Visits
 from pace.model.gaussians import Prior, TiedGaussians
 from pace.model.learning import expect, expect_all
 from pace.model.settings import Settings
-from pace.observing.store import ObservationStore, StoreWriter
+from pace.observing.store import Index, ObservationStore, StoreWriter
 
 DATA = planted(0, k=3, d=4, images=30, grid=(2, 3))
 SETTINGS = Settings(torch.device("cpu"), torch.float64, max_sweeps=5, sweep_tol=0.0, negatives=7)
@@ -98,7 +98,7 @@ def stored(tmp_path_factory):
     views = []
     for name, view in (("original", DATA.observations), ("perturbed", DATA.perturbed)):
         folder = tmp_path_factory.mktemp(name)
-        with StoreWriter(folder, fingerprint={}, total=30, grid=(2, 3), prefix_tokens=1, shard_bytes=2000) as writer:
+        with StoreWriter(folder, Index({}, total=30, grid=(2, 3), prefix_tokens=1), shard_bytes=2000) as writer:
             for start in range(0, 30, 5):
                 writer.append(start, view.batch(slice(start, start + 5), dtype=torch.float32))
             writer.finish(30)

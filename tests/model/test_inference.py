@@ -18,7 +18,7 @@ def evidence(
     images=4, tokens=9, k=5, seed=0, scale=3.0, shift=0.0, alpha=0.1, updates="exact", dtype=torch.float64
 ):  # fmt: skip
     """Arguments of `infer`. Attention of the first image is all on one token."""
-    draw = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    draw = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float64, "device": "cpu"}
     distances = shift + scale * torch.randn(images, tokens, k, **draw).square()
     attention = torch.rand(images, tokens, **draw)
     attention[0, 1:] = 0

@@ -71,7 +71,7 @@ def has_splits(images: str | None) -> bool:
 
 def image_record(chosen: ImageOptions, images: ImageSet) -> dict[str, Any]:
     """For ``run.json``: enough to open the same images again, and to notice other ones."""
-    found = {"count": len(images), "skipped": images.skipped, "fingerprint": images.fingerprint()}
+    found = {"count": len(images), "fingerprint": images.fingerprint()}
     return {**asdict(chosen), "images": located(chosen.images), "data_root": located(chosen.data_root), **found}
 
 

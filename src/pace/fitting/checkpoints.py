@@ -23,8 +23,7 @@ from torch import Tensor
 
 from pace.atomic import write_atomically
 from pace.fitting.distributed import Team
-from pace.model.feeding import Lazy
-from pace.observations import Observations
+from pace.observations import Lazy, Observations
 
 FORMAT = "pace-checkpoint-3"
 _INDEX = "index.json"

@@ -18,7 +18,7 @@ from pace.classifiers import logistic_regression
 from pace.fitting.checkpoints import Checkpoint
 from pace.fitting.distributed import Team
 from pace.model.concepts import Concepts, bound_of, under, update
-from pace.model.feeding import Feed, Lazy, Visits, bytes_per_image
+from pace.model.feeding import Feed, Visits, bytes_per_image
 from pace.model.gaussians import Prior
 from pace.model.learning import Memory, expect, explain_batch
 from pace.model.objective import Bound
@@ -26,7 +26,7 @@ from pace.model.refining import Refinement, refine
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
-from pace.observations import Observations
+from pace.observations import Lazy, Observations
 from pace.progress import Advance
 
 _TESTED = 1000  # images used to test whether concepts predict ŷ

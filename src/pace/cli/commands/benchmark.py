@@ -111,7 +111,7 @@ def benchmark(
         )
         run.record["results"] = results.as_dict()
     _show(results)
-    say(f"written to {run.folder}: results.md, tables.md, results.csv, results.json")
+    say(f"written to {run.folder}: results.md, results.csv, results.json")
     return run.record
 
 

@@ -161,7 +161,7 @@ def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> Im
     examples = seen.subset(place[name] for name in best)
 
     class Joined(ImageSet):
-        def _image(self, index: int) -> Tensor:
+        def __getitem__(self, index: int) -> Tensor:
             return images[index] if index < len(images) else examples[index - len(images)]
 
         def fingerprint(self) -> str:

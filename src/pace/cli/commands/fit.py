@@ -176,7 +176,7 @@ def _save(run: Run, learner: PACE, observations: Observations, images: ImageSet)
 
 def _save_gallery(run: Run, learner: PACE, observations: Observations, images: ImageSet) -> None:
     """The names of the images with the patches nearest to every concept, which `pace explain` shows as examples."""
-    from pace.model.feeding import Lazy
+    from pace.observations import Lazy
     from pace.showing.summary import typical_patches
 
     numbers = np.arange(len(images))
@@ -184,7 +184,7 @@ def _save_gallery(run: Run, learner: PACE, observations: Observations, images: I
         numbers = np.sort(np.random.default_rng(learner.seed).choice(numbers, _GALLERY_SAMPLE, replace=False))
         observations = observations[numbers]
     near = typical_patches(learner.means_, observations, min(_GALLERY_SIZE, len(numbers)))
-    names = [[images.names[numbers[image]] for image in row] for row in near.images]
+    names = [[images.names[numbers[image]] for image in row] for row in near[..., 0]]
     write_atomically(run.file(GALLERY), json.dumps({"images": names}).encode())
 
 
