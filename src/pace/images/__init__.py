@@ -13,6 +13,7 @@ __all__ = [
     "CUB",
     "Cars",
     "Color",
+    "Crops",
     "Flower",
     "Folder",
     "ImageFiles",
