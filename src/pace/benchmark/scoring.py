@@ -61,7 +61,7 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
     (train, train_pair), (test, test_pair) = inputs.train, inputs.test
     explainer = TrueColors(inputs.known_colours, **method.options) if method.name == COLORS else method.make()
     with clock.time("fit"):
-        explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed, device=device)
+        explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed)
     with clock.time("explain"):
         of_train = explainer.explain(train, seed=seed, patches=False)
     speed = len(train) / clock.last
