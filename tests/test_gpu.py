@@ -1,39 +1,57 @@
 """What runs on a GPU gives what a CPU gives. Skipped where there is none."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from planted import planted
+from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
+from pace.model.feeding import Feed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+DATA = planted(0)
+
+
+def fit(**parameters):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = PACE(**{"n_concepts": 8, "max_iter": 4, "n_init": 1, "device": "cuda"} | parameters)
+        return model.fit(DATA.observations, perturbed=DATA.perturbed)
 
 
 @pytest.mark.parametrize("updates", ["exact", "paper"])
 @pytest.mark.parametrize("family", ["full", "diag", "tied", "low_rank"])
 def test_a_gpu_learns_and_explains_as_a_cpu_does(family, updates, tmp_path):
-    data = planted(0)
-    fixed = {"tol": 0.0, "sweep_tol": 0.0, "max_sweeps": 10, "max_iter": 6, "dtype": "float64", "rank": 3, "n_init": 1}
-    with pytest.warns(UserWarning, match="raise max_iter"):
-        cpu, gpu = (
-            PACE(8, covariance=family, updates=updates, device=device, **fixed).fit(
-                data.observations, perturbed=data.perturbed
-            )
-            for device in ("cpu", "cuda")
-        )
+    cpu, gpu = (fit(covariance=family, updates=updates, dtype="float64", device=device) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(gpu.means_, cpu.means_, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(gpu.explain(data.perturbed).phi, cpu.explain(data.perturbed).phi, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(gpu.explain(DATA.perturbed).phi, cpu.explain(DATA.perturbed).phi, rtol=1e-6, atol=1e-8)
     gpu.save(tmp_path / "m.safetensors")
-    again = PACE.load(tmp_path / "m.safetensors").set_params(device="cpu")
-    np.testing.assert_allclose(again.transform(data.observations), gpu.transform(data.observations), rtol=1e-8)
+    again = PACE.load(tmp_path / "m.safetensors", device="cpu")
+    np.testing.assert_allclose(again.transform(DATA.observations), gpu.transform(DATA.observations), rtol=1e-8)
 
 
-def test_tensors_on_a_gpu_stay_there(tmp_path):
-    data = planted(0)
-    moved = Observations(
-        *(torch.as_tensor(a, device="cuda") for a in (data.observations.embeddings, data.observations.attention))
-    )
+def test_tensors_on_a_gpu_stay_there():
+    seen = DATA.observations
+    moved = Observations(*(torch.as_tensor(a, device="cuda") for a in (seen.embeddings, seen.attention)))
     model = PACE(8, covariance="diag").fit(moved).partial_fit(moved)
     assert model._concepts.gaussians.means.is_cuda
     assert model.nearest_patches(moved, 0, 3).images.shape == (3,)
+
+
+def test_embeddings_that_fit_are_copied_once_and_others_batch_by_batch(monkeypatch):
+    kept, real = [], Feed.kept
+
+    def counted(self, *arguments):
+        kept.append(1)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Feed, "kept", counted)
+    once = fit()
+    assert len(kept) == 1
+    batch_by_batch = fit(memory="2MB")  # the images take 2.5 MB
+    assert len(kept) == 1
+    np.testing.assert_allclose(np.array(batch_by_batch.lower_bounds_), np.array(once.lower_bounds_), rtol=1e-4)

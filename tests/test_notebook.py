@@ -18,7 +18,7 @@ def quick_fit(observations, k, **options):
 
 @pytest.fixture(scope="module")
 def fitted():
-    observations = planted(k=4, d=8, images=12, grid=(3, 3)).observations
+    observations = planted(k=4, d=8, images=24, grid=(4, 4)).observations
     return quick_fit(observations, 4), observations
 
 
@@ -53,17 +53,18 @@ def test_empty_concepts_are_counted_and_not_listed(fitted):
     assert 1 < used < 10
     html = model._repr_html_()
     assert f"{used} of 20 concepts in use" in html
-    assert "their number found in 12 images" in html
+    assert "their number found in 24 images" in html
     assert html.count("<meter") == used
 
 
-def test_many_concepts_are_folded_away():
+def test_of_many_concepts_the_most_used_are_listed():
     data = planted(k=12, d=8, images=20, grid=(4, 4))
     model = quick_fit(Observations(data.observations.embeddings, data.observations.attention), 20)
     html = model._repr_html_()
     used = 20 - len(model.empty_concepts_)
     assert used > 12
-    assert f"<summary>{used - 12} more concepts in use</summary>" in html
+    assert f"and {used - 12} more concepts in use" in html
+    assert html.count("<meter") == 12
     assert "speaks for" not in html
 
 

@@ -61,7 +61,7 @@ def test_styles_load_nothing_from_elsewhere(site):
 
 SHOWN_AS = {  # a class is shown once, under its shortest name; a function in a module of its own name, as it lies there
     "pace.backbones.Backbone": "pace.Backbone",
-    "pace.backbones.load": "pace.backbones.load.load",
+    "pace.backbones.load": "pace.backbones.loading.load",
 }
 IN_WORDS = {
     "__version__",

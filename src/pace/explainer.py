@@ -17,7 +17,7 @@ from pace.explanation import Array, Explanation
 from pace.fitting import loop
 from pace.fitting.arguments import (
     alpha_of,
-    check_data,
+    check_pair,
     check_type,
     plain_parameters,
     plan_of,
@@ -154,7 +154,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         CPU. When the fit is done the folder is removed; with `keep_checkpoint` it holds the end until you remove it.
         """
         settings = settings_of(self, observations)
-        check_data(observations, perturbed)
+        check_pair(observations, perturbed)
         plan = plan_of(self, observations, perturbed, settings)
         team = Team.of_all(settings.device) if self.distributed else Team()
         about = self._about(observations, perturbed) if checkpoint is not None or team.size > 1 else {}
@@ -204,7 +204,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> PACE:
         """Learn from one more batch of images; memory does not grow with the number of batches (online EM)."""
         settings = settings_of(self, observations)
-        check_data(observations, perturbed)
+        check_pair(observations, perturbed)
         if self.__sklearn_is_fitted__():
             concepts, prior = self._go_on(observations, settings)
             past, steps, bounds, selection = self._statistics, self.n_steps_, self.lower_bounds_, self.selection_
@@ -214,6 +214,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 )
         else:
             begin = find_start(self, observations, perturbed, settings, whole=False)
+            if begin.interrupted:
+                raise KeyboardInterrupt
             concepts, prior, selection = begin.concepts, begin.prior, begin.selection
             past, steps, bounds = None, 0, []
         fresh = expect_all(observations, perturbed, concepts, settings)
@@ -276,7 +278,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
         self._check_fits(observations)
-        check_data(observations, perturbed)
+        check_pair(observations, perturbed)
         settings = settings_of(self, observations)
         statistics = expect_all(observations, perturbed, self._fitted().to(settings.device, settings.dtype), settings)
         return float(statistics.bound.sum() / statistics.images)

@@ -48,24 +48,17 @@ class Explanation:
 
     def top_concepts(self, image: int, n: int = 3) -> Array:
         """The n concepts with the largest share θ of an image, largest first."""
-        return np.argsort(-self.theta[self._index(image)], kind="stable")[:n]
+        return np.argsort(-self.theta[image], kind="stable")[:n]
 
     def shown_concepts(self, image: int, n: int | None = None) -> Array:
-        """The concepts that an image shows, largest share first, at most n.
-
-        A concept with less than a thousandth of the largest share is there only because of its prior.
-        """
+        """The concepts that an image shows, largest share first, at most n: a thousandth of the largest share or more."""
         order = self.top_concepts(image, self.n_concepts)
-        found: Array = order[_is_shown(self.theta[self._index(image)])[order]][:n]
-        return found
+        return order[_is_shown(self.theta[image])[order]][:n]
 
     def patch_map(self, image: int, concept: int) -> Array:
         """φ of one concept over an image, laid out like the patches (rows, columns)."""
         phi, grid = self._patches()
-        if not -self.n_concepts <= concept < self.n_concepts:
-            raise IndexError(f"concept {concept} of {self.n_concepts}")
-        tokens: Array = phi[self._index(image), self.prefix_tokens :, concept]
-        return tokens.reshape(grid)
+        return phi[image, self.prefix_tokens :, concept].reshape(grid)
 
     def aggregate(self, factor: int = 2) -> Explanation:
         """The same explanation with φ averaged over blocks of `factor` x `factor` patches, without prefix tokens.
@@ -86,7 +79,7 @@ class Explanation:
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
         """The explanation of some of the images, or of one."""
         if isinstance(images, (int, np.integer)):
-            images = [self._index(int(images))]
+            images = [int(images)]
         phi = None if self.phi is None else self.phi[images]
         return replace(self, theta=self.theta[images], gamma=self.gamma[images], phi=phi)
 
@@ -101,11 +94,6 @@ class Explanation:
 
         return explanation_html(self)
 
-    def _index(self, image: int) -> int:
-        if not -len(self) <= image < len(self):
-            raise IndexError(f"image {image} of {len(self)}")
-        return image
-
     def _patches(self) -> tuple[Array, tuple[int, int]]:
         if self.phi is None:
             raise ValueError("this explanation has no patch level; call explain(observations, patches=True)")
@@ -117,5 +105,4 @@ class Explanation:
 def _is_shown(theta: Array) -> Array:
     """Whether an image shows a concept (…, K). Other methods' attributions may be negative: their size counts."""
     size = np.abs(theta)
-    found: Array = size >= _SHOWN * size.max(-1, keepdims=True)
-    return found
+    return np.asarray(size >= _SHOWN * size.max(-1, keepdims=True))

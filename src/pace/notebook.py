@@ -33,18 +33,15 @@ def model_html(model: PACE) -> str:
     shares = weights / (weights.sum() or 1.0)
     used = [k for k in np.argsort(-shares, kind="stable").tolist() if k not in model.empty_concepts_]
     head = np.asarray(model.label_head_)
-    rows = [[f"{k}", _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used]
     columns = ["concept", "share of patches"]
+    rows = [[f"{k}", _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used[:_CONCEPTS]]
     if head.shape[1]:
         columns.append("speaks for (η)")
-        rows = [[*row, _spoken_for(head[k])] for k, row in zip(used, rows, strict=True)]
-    parts = [f"<p><b>PACE</b>, fitted: {escape('; '.join(_facts(model, len(used))))}</p>"]
-    if rows:
-        parts.append(_table(columns, rows[:_CONCEPTS]))
-    if rows[_CONCEPTS:]:
-        parts.append(_folded(f"{len(rows) - _CONCEPTS} more concepts in use", _table(columns, rows[_CONCEPTS:])))
-    parts.append(_folded("Parameters", f"<pre>{escape(repr(model))}</pre>"))
-    return f"<div>{''.join(parts)}</div>"
+        rows = [[*row, _spoken_for(head[k])] for k, row in zip(used, rows, strict=False)]
+    facts = escape("; ".join(_facts(model, len(used))))
+    more = f"<p>and {len(used) - len(rows)} more concepts in use</p>" if used[_CONCEPTS:] else ""
+    parameters = f"<details><summary>Parameters</summary><pre>{escape(repr(model))}</pre></details>"
+    return f"<div><p><b>PACE</b>, fitted: {facts}</p>{_table(columns, rows)}{more}{parameters}</div>"
 
 
 def _facts(model: PACE, used: int) -> list[str]:
@@ -52,8 +49,8 @@ def _facts(model: PACE, used: int) -> list[str]:
     facts = [f"{total} concepts" if used == total else f"{used} of {total} concepts in use"]
     if model.selection_ is not None:
         facts.append(f"their number found in {model.selection_.images} images")
-    facts.append(f"{model.covariance} covariances, {model.updates_} updates")
-    facts.append(f"{model.n_iter_} {'batches' if model.n_steps_ else 'epochs'}")
+    done = f"{model.n_iter_} {'batches' if model.n_steps_ else 'epochs'}"
+    facts += [f"{model.covariance} covariances, {model.updates_} updates", done]
     if model.lower_bounds_:
         facts.append(f"bound {model.lower_bounds_[-1].total:,.2f} per image".replace("-", "−"))
     if model.interrupted_ or not (model.converged_ or model.n_steps_):
@@ -70,10 +67,6 @@ def _spoken_for(weights: np.ndarray) -> str:
 
 def _meter(value: float, most: float, text: str) -> str:
     return f'<meter min="0" max="{most or 1.0:.6f}" value="{value:.6f}" style="width: 8em"></meter> {text}'
-
-
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

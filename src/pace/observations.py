@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,8 @@ from torch import Tensor
 
 # Anything with `shape` and slicing: a numpy array (memory-mapped or not), a tensor, an array in a store.
 ArrayLike = Any
-
-_CHECK_VALUES = 1 << 24  # values checked at a time, so that checking needs little memory
+Rows = slice | Sequence[int] | npt.NDArray[np.integer]  # some of the images
+Device = torch.device | str | None
 
 
 class Batch(NamedTuple):
@@ -27,6 +27,21 @@ class Batch(NamedTuple):
         """The same function applied to each of the tensors."""
         predictions = None if self.predictions is None else change(self.predictions)
         return Batch(change(self.embeddings), change(self.attention), predictions)
+
+    def put(self, rows: Rows, batch: Batch) -> None:
+        """Write a batch to some of the rows of this one."""
+        for mine, other in zip(self, batch, strict=True):
+            if mine is not None and other is not None:
+                mine[rows] = other.to(mine)
+
+
+@runtime_checkable
+class Lazy(Protocol):
+    """Observations made when they are asked for: `prepare` does what can be done beside the model, its result the rest."""
+
+    def prepare(self, images: Rows) -> Callable[[], Batch]: ...
+    def identity(self) -> str: ...
+    def forget(self) -> None: ...  # the cache: the same images in another batch may be rounded differently
 
 
 class Observations:
@@ -62,8 +77,6 @@ class Observations:
     ) -> None:
         self.embeddings, self.attention = _as_array(embeddings), _as_array(attention)
         self.predictions = None if predictions is None else _as_array(predictions)
-        if grid is not None and np.shape(grid) != (2,):
-            raise ValueError(f"grid: expected (rows, columns); found {grid!r}")
         self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
         self.prefix_tokens = prefix_tokens
         self._check_shapes()
@@ -74,31 +87,27 @@ class Observations:
         shape = tuple(self.embeddings.shape)
         if len(shape) != 3 or 0 in shape:
             raise ValueError(f"embeddings: expected shape (images, tokens, dimensions), none of them 0; found {shape}")
-        images, tokens = shape[:2]
-        found = tuple(self.attention.shape)
-        if found != (images, tokens):
+        images, tokens, _ = shape
+        if (found := tuple(self.attention.shape)) != (images, tokens):
             raise ValueError(f"attention: expected shape {shape[:2]} to match embeddings {shape}; found {found}")
-        if self.predictions is not None:
-            found = tuple(self.predictions.shape)
-            if len(found) != 2 or found[0] != images or found[1] == 0:
-                raise ValueError(f"predictions: expected shape ({images}, classes); found {found}")
-        if not 0 <= self.prefix_tokens < tokens:
-            raise ValueError(
-                f"prefix_tokens: expected 0 to {tokens - 1} for {tokens} tokens; found {self.prefix_tokens}"
-            )
-        if self.grid is not None and (made := self.grid[0] * self.grid[1] + self.prefix_tokens) != tokens:
-            patches = f"{self.grid[0]} x {self.grid[1]} patches and {self.prefix_tokens} prefix tokens"
+        if self.predictions is not None and (len(found := tuple(self.predictions.shape)) != 2 or found[0] != images):
+            raise ValueError(f"predictions: expected shape ({images}, classes); found {found}")
+        prefix = self.prefix_tokens
+        if not 0 <= prefix < tokens:
+            raise ValueError(f"prefix_tokens: expected 0 to {tokens - 1} for {tokens} tokens; found {prefix}")
+        if self.grid is not None and (made := self.grid[0] * self.grid[1] + prefix) != tokens:
+            patches = f"{self.grid[0]} x {self.grid[1]} patches and {prefix} prefix tokens"
             raise ValueError(f"grid: {patches} make {made} tokens, but embeddings have {tokens}")
 
     def _check_values(self) -> None:
-        size = max(1, _CHECK_VALUES // (self.n_tokens * self.dim))
-        for part, (embeddings, attention, predictions) in self.batches(size):
-            _refuse(~torch.isfinite(embeddings), part.start, "embeddings", "is NaN or infinite")
-            _refuse(~torch.isfinite(attention), part.start, "attention", "is NaN or infinite")
-            _refuse(attention < 0, part.start, "attention", "is negative")
-            _refuse(attention.float().sum(1) <= 0, part.start, "attention", "is zero for every token")
-            if predictions is not None:
-                _refuse(~torch.isfinite(predictions), part.start, "predictions", "is NaN or infinite")
+        size = max(1, (1 << 24) // (self.n_tokens * self.dim))  # so that checking needs little memory
+        for part, batch in self.batches(size):
+            for field, values in batch._asdict().items():
+                if values is not None:
+                    _refuse(~torch.isfinite(values), part.start, field, "is NaN or infinite")
+            _refuse(batch.attention < 0, part.start, "attention", "is negative")
+            _refuse(batch.attention.float().sum(1) <= 0, part.start, "attention", "is zero for every token")
+            if (predictions := batch.predictions) is not None:
                 off = (predictions.float().sum(1) - 1).abs() > 0.02  # rounding to float16 moves sums this far
                 off |= (predictions < -1e-6).any(1)
                 _refuse(off, part.start, "predictions", "is not a distribution; pass probabilities, not logits")
@@ -124,36 +133,24 @@ class Observations:
         """N, the number of classes; 0 when there are no predictions."""
         return 0 if self.predictions is None else int(self.predictions.shape[1])
 
-    def batch(
-        self,
-        images: slice | Sequence[int] | npt.NDArray[np.integer],
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Batch:
+    def batch(self, images: Rows, device: Device = None, dtype: torch.dtype | None = None) -> Batch:
         """Some images as tensors, copied only where necessary."""
-        predictions = None if self.predictions is None else _as_tensor(self.predictions[images])
-        batch = Batch(_as_tensor(self.embeddings[images]), _as_tensor(self.attention[images]), predictions)
-        return batch.map(lambda part: part.to(device=device, dtype=dtype))
+        whole = Batch(self.embeddings, self.attention, self.predictions)
+        return whole.map(lambda array: _as_tensor(array[images]).to(device=device, dtype=dtype))
 
     def batches(
-        self, size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self, size: int, device: Device = None, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[slice, Batch]]:
         """All images in order, `size` at a time, with the slice each batch came from."""
         for start in range(0, len(self), size):
             part = slice(start, min(start + size, len(self)))
             yield part, self.batch(part, device, dtype)
 
-    def __getitem__(self, images: int | slice | Sequence[int] | npt.NDArray[np.integer]) -> Observations:
+    def __getitem__(self, images: int | Rows) -> Observations:
         """Observations of some of the images; an integer selects one image."""
-        if isinstance(images, (int, np.integer)):
-            index = int(images)
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"image {index} of {len(self)}")
-            images = slice(index % len(self), index % len(self) + 1)
-        predictions = None if self.predictions is None else self.predictions[images]
-        return Observations(
-            self.embeddings[images], self.attention[images], predictions, self.grid, self.prefix_tokens, check=False
-        )
+        chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
+        part = Batch(self.embeddings, self.attention, self.predictions).map(lambda array: array[chosen])
+        return Observations(*part, self.grid, self.prefix_tokens, check=False)
 
     def __repr__(self) -> str:
         classes = f"{self.n_classes} classes" if self.n_classes else "no predictions"
@@ -168,14 +165,11 @@ def _as_array(value: ArrayLike) -> ArrayLike:
 
 
 def _as_tensor(values: ArrayLike) -> Tensor:
-    if isinstance(values, Tensor):
-        part = values
-    else:
+    if not isinstance(values, Tensor):
         array = np.asarray(values)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        # torch cannot share read-only memory (memory maps) or negative strides.
-        shareable = array.flags.writeable and min(array.strides, default=0) >= 0
-        part = torch.from_numpy(array if shareable else array.copy())
+        # torch cannot share read-only memory (memory maps), negative strides or another order of bytes.
+        values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    part: Tensor = values
     return part if part.is_floating_point() else part.to(torch.float32)
 
 

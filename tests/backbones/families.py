@@ -333,8 +333,6 @@ BARE: dict[str, Any] = {"logits": None, "more": ((48, 64),)}
 FAMILIES: dict[str, Family] = {
     "timm-vit": Family(_timm("VisionTransformer"), _timm_vit),
     "timm-vit-dynamic": Family(_timm("VisionTransformer", dynamic_img_size=True), _timm_vit, more=((48, 64),)),
-    "timm-vit-qk-norm": Family(_timm("VisionTransformer", qk_norm=True, qkv_bias=False), _timm_vit),
-    "timm-vit-averaged": Family(_timm("VisionTransformer", global_pool="avg"), _timm_vit),
     "timm-vit-no-cls": Family(_timm("VisionTransformer", class_token=False, global_pool="avg"), _timm_vit, **PATCHES),
     "timm-registers-no-cls": Family(
         _timm("VisionTransformer", class_token=False, reg_tokens=4, global_pool="avg"),
@@ -342,11 +340,11 @@ FAMILIES: dict[str, Family] = {
         prefix=4,
         has_cls=False,
     ),
+    "timm-clip": Family(_timm("VisionTransformer", pre_norm=True, num_classes=0), _timm_vit, logits=None),
     "timm-deit-distilled": Family(_timm("VisionTransformerDistilled"), _timm_vit, prefix=2),
     "timm-dinov2-registers": Family(
         _timm("VisionTransformer", reg_tokens=4, init_values=0.5, no_embed_class=True), _timm_vit, prefix=5
     ),
-    "timm-clip": Family(_timm("VisionTransformer", pre_norm=True, num_classes=0), _timm_vit, logits=None),
     "timm-siglip": Family(_timm("VisionTransformer", class_token=False, global_pool="map"), _timm_vit, **PATCHES),
     "timm-eva": Family(
         _timm("Eva", use_rot_pos_emb=True, qkv_fused=False, swiglu_mlp=True, dynamic_img_size=True),
@@ -356,27 +354,22 @@ FAMILIES: dict[str, Family] = {
     "timm-beit": Family(
         _timm("Beit", use_rel_pos_bias=True, use_abs_pos_emb=False, init_values=0.5, global_pool="token"), _timm_vit
     ),
-    "timm-beit-shared-bias": Family(_timm("Beit", use_shared_rel_pos_bias=True), _timm_vit),
     "timm-swin": Family(_timm("SwinTransformer"), _timm_swin, **SWIN),
     "timm-swin-dynamic": Family(
         _timm("SwinTransformer", strict_img_size=False), _timm_swin, **SWIN, more=((72, 56), (56, 88))
     ),
     "timm-swin2": Family(_timm("SwinTransformerV2"), lambda m, x: _timm_swin2(m, x), **SWIN),
     "hf-vit": Family(_hf("ViTForImageClassification", "ViTConfig"), _hf_vit("vit"), **HF),
-    "hf-vit-bare": Family(_hf("ViTModel", "ViTConfig"), _hf_vit(), **BARE),
-    "hf-deit": Family(_hf("DeiTForImageClassification", "DeiTConfig"), _hf_vit("deit"), prefix=2, **HF),
     "hf-deit-teacher": Family(
         _hf("DeiTForImageClassificationWithTeacher", "DeiTConfig"), _hf_vit("deit"), prefix=2, **HF
     ),
     "hf-dinov2": Family(_hf("Dinov2ForImageClassification", "Dinov2Config"), _hf_vit("dinov2"), **HF),
-    "hf-dinov2-bare": Family(_hf("Dinov2Model", "Dinov2Config"), _hf_vit(), **BARE),
     "hf-dinov2-registers": Family(
         _hf("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig"),
         _hf_vit("dinov2_with_registers"),
         prefix=5,
         **HF,
     ),
-    "hf-clip-vision": Family(_hf("CLIPVisionModel", "CLIPVisionConfig"), _hf_vit(), **BARE),
     "hf-clip-projection": Family(
         _hf("CLIPVisionModelWithProjection", "CLIPVisionConfig"), _hf_vit("vision_model"), **BARE
     ),
@@ -410,10 +403,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "torchvision-vit": Family(
         _torchvision("VisionTransformer"), _multi_head_vit("encoder.layers", "self_attention", "encoder.ln")
-    ),
-    "torchvision-vit-representation": Family(
-        _torchvision("VisionTransformer", representation_size=16),
-        _multi_head_vit("encoder.layers", "self_attention", "encoder.ln"),
     ),
     "torchvision-swin": Family(_torchvision("Swin"), _torchvision_swin, **SWIN, more=((72, 56), (16, 90))),
     "torchvision-swin2": Family(_torchvision("Swin2"), _torchvision_swin, **SWIN, more=((72, 56),)),

@@ -24,7 +24,7 @@ def _qkv(heads: int = 4, of_keys: int = 4, tokens: int = 7) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize("rows", [CLS, ALL])
-@pytest.mark.parametrize("shape", [(), (7, 7), (1, 7), (4, 7, 7), (1, 4, 7, 7), (3, 1, 7, 7), (3, 4, 7, 7)])
+@pytest.mark.parametrize("shape", [(), (1, 7), (4, 7, 7), (3, 1, 7, 7)])
 @pytest.mark.parametrize("boolean", [False, True])
 def test_masks_of_every_shape(rows: slice, shape: tuple[int, ...], boolean: bool) -> None:
     query, key, value = _qkv()
@@ -73,7 +73,7 @@ def test_multi_head_attention(rows: slice, batch_first: bool, other_width: int |
     torch.testing.assert_close(probe.seen[0], expected[:, rows])
 
 
-@pytest.mark.parametrize("softmax", [torch.softmax, torch.Tensor.softmax, F.softmax, lambda x, d: nn.Softmax(d)(x)])
+@pytest.mark.parametrize("softmax", [torch.softmax, torch.Tensor.softmax, F.softmax])
 def test_attention_written_out_with_a_softmax(softmax: object) -> None:
     query, key, _ = _qkv()
     with AttentionProbe(CLS) as probe:

@@ -1,10 +1,8 @@
-"""Fine-tuning: it learns, goes on after a kill as if nothing had happened, and leaves files that can be loaded."""
+"""Fine-tuning: it learns, resumes as if it had never stopped, and leaves files that can be loaded."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,8 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from pace.backbones import Backbone, checkpoints, finetune, finetuning, load, load_finetuned, training
-from pace.backbones.finetuning import Augmentation
+from pace.backbones import Backbone, batches, checkpoints, finetune, load, load_finetuned, training
+from pace.backbones.augmentation import Augmentation
+from pace.backbones.finetuning import Finetuned, split_off
+from pace.backbones.libraries import describe_tower
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
@@ -22,12 +22,12 @@ pytest.importorskip("kornia")
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "lr": 2e-3, "progress": False}
 
 
-def tiny(seed: int = 0, classes: int = 5) -> nn.Module:
+def tiny(seed: int = 0, classes: int = 5, depth: int = 2) -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(seed)
     return VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=classes, drop_path_rate=0.1
+        img_size=32, patch_size=8, embed_dim=32, depth=depth, num_heads=2, num_classes=classes, drop_path_rate=0.1
     )
 
 
@@ -44,42 +44,159 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def vit_of_transformers(name: str) -> Any:
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return getattr(transformers, name)(transformers.ViTConfig(**sizes, image_size=32, patch_size=8))
+
+
+def vit_of_torchvision() -> Any:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(32, 8, 1, 2, 32, 64)
+
+
+def vit_with_two_heads() -> Any:
+    from timm.models.deit import VisionTransformerDistilled
+
+    return VisionTransformerDistilled(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2)
+
+
+def unlabelled() -> ImageSet:
+    images = Color("train", n_per_class=5, size=32).subset(range(5))
+    images.labels = None
+    return images
+
+
+def broken() -> nn.Module:
+    model = tiny()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    return model
+
+
+class Tuned(NamedTuple):
+    """A fine-tuned model, its file, and whether the global random numbers after it were as before."""
+
+    result: Finetuned
+    path: Path
+    undisturbed: bool
+
+
+@pytest.fixture(scope="module")
+def tuned(images: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    path = tmp_path_factory.mktemp("tuned") / "m.safetensors"
+    model = tiny()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    result = finetune(model, images, checkpoint=path, **SETTINGS)
+    assert result.model is model
+    return Tuned(result, path, torch.equal(torch.rand(3), expected))
+
+
 def test_it_learns_two_classes_of_colours(images: ImageSet) -> None:
     result = finetune(tiny(), images, **{**SETTINGS, "epochs": 6})
     assert result.accuracy == 1.0
     assert result.history[-1].train_loss < result.history[0].train_loss
     assert result.class_names == ("red/yellow", "green/blue")
     assert not result.model.training
-    backbone = Backbone(result.model)
     test = Color("test", n_per_class=40, size=32)
-    predictions = backbone.observe(test).predictions
+    predictions = Backbone(result.model).observe(test).predictions
     assert predictions is not None
     assert (predictions.argmax(1).numpy() == test.labels).mean() == 1.0
 
 
-def test_the_same_call_gives_the_same_weights_and_leaves_the_global_generator_alone(images: ImageSet) -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    one = finetune(tiny(), images, **SETTINGS)
-    model = tiny()
-    torch.manual_seed(5)
-    other = finetune(model, images, **SETTINGS)
-    assert torch.equal(torch.rand(3), expected)
-    assert equal(weights(one.model), weights(other.model))
-    assert one.history == other.history
-    assert other.model is model
+def test_the_same_call_gives_the_same_weights_also_when_images_do_not_fit_in_memory(
+    images: ImageSet, tuned: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_CACHE_BYTES", 0)
+    again = finetune(tiny(), images, **SETTINGS)
+    assert equal(weights(again.model), weights(tuned.result.model))
+    assert again.history == tuned.result.history
+    assert tuned.undisturbed, "the global generator is left alone"
+
+
+def test_a_finished_run_is_not_repeated_and_another_one_is_refused(
+    images: ImageSet, tuned: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training.Trainer, "run_epoch", None)
+    before = tuned.path.read_bytes()
+    again = finetune(tiny(), images, checkpoint=tuned.path, **SETTINGS)
+    assert equal(weights(again.model), weights(tuned.result.model))
+    first = tuned.result
+    assert (again.history, again.accuracy, again.epoch) == (first.history, first.accuracy, first.epoch)
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"lr": 1e-3}, r"m\.safetensors belongs to another run: lr was 0\.002, now 0\.001"),
+        ({"model": tiny(seed=9)}, "model was .*, now "),
+        ({"images": Color("train", n_per_class=40, size=32, seed=3)}, "images was "),
+        ({"augment": False}, "augment was .*, now none"),
+    ]
+    for change, message in others:
+        settings: Any = {"model": tiny(), "images": images, "checkpoint": tuned.path, **SETTINGS, **change}
+        with pytest.raises(ValueError, match=message):
+            finetune(settings.pop("model"), settings.pop("images"), **settings)
+    assert tuned.path.read_bytes() == before
+
+
+def test_weights_go_into_a_fresh_model_of_the_same_architecture_only(tuned: Tuned, tmp_path: Path) -> None:
+    loaded = load_finetuned(tiny(seed=1, classes=7), tuned.path)
+    assert equal(weights(loaded.model), weights(tuned.result.model))
+    assert (loaded.accuracy, loaded.class_names) == (tuned.result.accuracy, tuned.result.class_names)
+    with pytest.raises(ValueError, match="do not fit test_vit"):
+        load_finetuned(timm.create_model("test_vit"), tuned.path)
+    with pytest.raises(FileNotFoundError, match="no fine-tuned model at"):
+        load_finetuned(tiny(), tmp_path / "other.safetensors")
+
+
+def test_the_checkpoint_is_plain_safetensors_that_says_what_it_is(images: ImageSet, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    model = timm.create_model("test_vit", img_size=32, num_classes=0)
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    result = finetune(model, images, checkpoint=path, **{**SETTINGS, "epochs": 1})
+    with safe_open(path, framework="pt") as file:
+        metadata = json.loads(file.metadata()["pace"])
+    assert metadata["architecture"] == "test_vit"
+    assert metadata["class_names"] == ["red/yellow", "green/blue"]
+    assert metadata["preprocessing"]["size"] == [32, 32]
+    assert metadata["accuracy"] == result.accuracy
+    assert equal(weights(load(path, model="test_vit", img_size=32)), weights(result.model))
+    again = load_finetuned(timm.create_model("test_vit", img_size=32), path)
+    assert again.preprocessing == Backbone(again.model).preprocessing == result.preprocessing
+    assert again.preprocessing.mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: vit_of_transformers("ViTForImageClassification"), vit_of_torchvision, vit_with_two_heads]
+)
+def test_models_of_every_library_get_a_new_classifier_and_train(images: ImageSet, build: Any) -> None:
+    result = finetune(build().half(), images, **{**SETTINGS, "epochs": 1})
+    assert next(result.model.parameters()).dtype == torch.float32
+    assert Backbone(result.model).observe(Color("test", n_per_class=5, size=32)).n_classes == 2
+    if hasattr(result.model, "config"):
+        assert result.model.config.id2label == {0: "red/yellow", 1: "green/blue"}
+
+
+def test_frozen_weights_and_a_classifier_of_the_right_size_stay(images: ImageSet) -> None:
+    model: Any = tiny(classes=2).requires_grad_(False)
+    model.head.requires_grad_(True)
+    before, head = weights(model), model.head
+    after = weights(finetune(model, images, **{**SETTINGS, "epochs": 1}).model)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+    assert model.head is head
 
 
 class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["training 0", "weights 0", "state 0", "weights 1", "state 1", "training 2", "end"])
-def test_stopped_anywhere_it_goes_on_to_the_same_bits(
+@pytest.mark.parametrize("where", ["weights 0", "state 0", "training 2", "end"])
+def test_stopped_anywhere_it_resumes_to_the_same_bits(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     # Every epoch improves, so that both files are written after each.
-    monkeypatch.setattr(training.Run, "evaluate", lambda run, *_: (1.0, run.step / 100))
+    monkeypatch.setattr(training.Trainer, "evaluate", lambda run, *_: (1.0, run.step / 100))
     whole = finetune(tiny(), images, checkpoint=tmp_path / "whole.safetensors", **SETTINGS)
     path = tmp_path / "parts.safetensors"
     events: list[str] = []
@@ -89,7 +206,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
             raise Stop
         events.append(name)
 
-    real_train, real_write = training.Run.train, checkpoints.write_atomically
+    real_train, real_write = training.Trainer.run_epoch, checkpoints.write_atomically
 
     def train(*arguments: Any) -> float:
         event("training")
@@ -100,7 +217,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
         real_write(target, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Run, "train", train)
+        patch.setattr(training.Trainer, "run_epoch", train)
         patch.setattr(checkpoints, "write_atomically", write)
         with pytest.raises(Stop):
             finetune(tiny(), images, checkpoint=path, **SETTINGS)
@@ -111,14 +228,6 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
     assert not (tmp_path / "parts.resume.safetensors").exists()
 
 
-def test_a_finished_run_is_not_repeated(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **SETTINGS)
-    monkeypatch.setattr(training.Run, "train", None)
-    again = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **SETTINGS)
-    assert equal(weights(again.model), weights(first.model))
-    assert (again.history, again.accuracy, again.epoch) == (first.history, first.accuracy, first.epoch)
-
-
 def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([(1.0, 0.5), (0.4, 0.9), (0.5, 0.85), (0.1, 0.7)])
     seen: list[dict[str, Tensor]] = []
@@ -127,172 +236,21 @@ def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, m
         seen.append(weights(run.model))
         return next(scores)
 
-    monkeypatch.setattr(training.Run, "evaluate", evaluate)
+    monkeypatch.setattr(training.Trainer, "evaluate", evaluate)
     result = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **{**SETTINGS, "epochs": 4})
     assert (result.epoch, result.accuracy) == (2, 0.85)  # six images cannot tell it from 0.9, and it comes later
     assert equal(weights(result.model), seen[2])
     assert equal(weights(load_finetuned(tiny(), tmp_path / "m.safetensors").model), seen[2])
 
 
-def test_the_checkpoint_is_plain_safetensors_that_says_what_it_is(images: ImageSet, tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    model = timm.create_model("test_vit", img_size=32, num_classes=0)
-    result = finetune(model, images, checkpoint=path, **SETTINGS)
-    with safe_open(path, framework="pt") as file:
-        metadata = json.loads(file.metadata()["pace"])
-    assert metadata["architecture"] == "test_vit"
-    assert metadata["class_names"] == ["red/yellow", "green/blue"]
-    assert metadata["preprocessing"]["size"] == [32, 32]
-    assert metadata["accuracy"] == result.accuracy
-    again = load(path, model="test_vit", img_size=32)
-    assert equal(weights(again), weights(result.model))
-
-
-def test_weights_go_into_a_fresh_model_of_the_same_architecture_only(images: ImageSet, tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    result = finetune(tiny(), images, checkpoint=path, **SETTINGS)
-    loaded = load_finetuned(tiny(seed=1, classes=7), path)
-    assert equal(weights(loaded.model), weights(result.model))
-    assert (loaded.accuracy, loaded.class_names) == (result.accuracy, result.class_names)
-    half = timm.create_model("test_vit", img_size=32, num_classes=2)
-    half.pretrained_cfg = {**half.pretrained_cfg, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-    trained = finetune(half, images, checkpoint=tmp_path / "half.safetensors", **SETTINGS).preprocessing
-    again = load_finetuned(timm.create_model("test_vit", img_size=32), tmp_path / "half.safetensors")
-    assert trained == again.preprocessing == Backbone(again.model).preprocessing
-    assert trained.mean == (0.5, 0.5, 0.5)
-    with pytest.raises(ValueError, match="do not fit test_vit"):
-        load_finetuned(timm.create_model("test_vit"), path)
-    with pytest.raises(FileNotFoundError, match="no fine-tuned model at"):
-        load_finetuned(tiny(), tmp_path / "other.safetensors")
-
-
-KILLED = """
-import os, signal, sys
-sys.path[:0] = {path!r}
-import test_finetune
-from pace.backbones import finetune, training
-real = training.Run.train
-def train(run, *arguments):
-    if run.step >= 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(run, *arguments)
-training.Run.train = train
-finetune(
-    test_finetune.tiny(), test_finetune.Color("train", n_per_class=40, size=32), checkpoint=sys.argv[1],
-    **test_finetune.SETTINGS
-)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_a_killed_run_leaves_a_loadable_checkpoint(images: ImageSet, tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    code = KILLED.format(path=[str(Path(__file__).parent), *sys.path])
-    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert ended.returncode == -9, ended.stderr
-    assert load_finetuned(tiny(), path).accuracy > 0
-    resumed = finetune(tiny(), images, checkpoint=path, **SETTINGS)
-    assert resumed.history == finetune(tiny(), images, **SETTINGS).history
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lr": 1e-3}, r"m\.safetensors belongs to another run: lr was 0\.002, now 0\.001"),
-        ({"model": tiny(seed=9)}, "model was .*, now "),
-        ({"images": Color("train", n_per_class=40, size=32, seed=3)}, "images was "),
-        ({"augment": False}, "augment was .*, now none"),
-    ],
-)
-def test_another_run_does_not_go_on_from_this_ones_checkpoint(
-    images: ImageSet, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    path = tmp_path / "m.safetensors"
-    finetune(tiny(), images, checkpoint=path, **SETTINGS)
-    before = path.read_bytes()
-    model = change.pop("model", tiny())
-    unchanged = weights(model)
-    with pytest.raises(ValueError, match=message):
-        finetune(model, change.pop("images", images), checkpoint=path, **{**SETTINGS, **change})
-    assert path.read_bytes() == before
-    assert equal(weights(model), unchanged)
-
-
-def test_images_that_do_not_fit_in_memory_are_decoded_as_they_are_used(
-    images: ImageSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = finetune(tiny(), images, **SETTINGS)
-    monkeypatch.setattr(training, "CACHE_BYTES", 0)
-    streamed = finetune(tiny(), images, **SETTINGS)
-    assert streamed.history == kept.history
-    assert equal(weights(streamed.model), weights(kept.model))
-
-
 def test_held_out_images_are_a_share_of_every_class_and_never_trained_on(images: ImageSet) -> None:
-    train, held_out = finetuning._split(images, 0.25, seed=0)
+    train, held_out = split_off(images, 0.25, seed=0)
     assert not set(train.names) & set(held_out.names)
     assert set(train.names) | set(held_out.names) == set(images.names)
     assert held_out.labels is not None
     assert np.bincount(held_out.labels).tolist() == [8, 8]
-    assert finetuning._split(images, 0.25, seed=0)[1].names == held_out.names
-    assert finetuning._split(images, 0.25, seed=1)[1].names != held_out.names
-
-
-def test_a_classifier_with_the_right_number_of_classes_is_kept(images: ImageSet) -> None:
-    model: Any = tiny(classes=2)
-    head = model.head
-    finetune(model, images, **{**SETTINGS, "epochs": 1})
-    assert model.head is head
-
-
-def heads() -> dict[str, Any]:
-    def of_transformers() -> Any:
-        from transformers import ViTConfig, ViTForImageClassification
-
-        config = ViTConfig(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            image_size=32,
-            patch_size=8,
-        )
-        return ViTForImageClassification(config)
-
-    def of_torchvision() -> Any:
-        from torchvision.models import VisionTransformer
-
-        return VisionTransformer(32, 8, 2, 2, 32, 64)
-
-    def distilled() -> Any:
-        from timm.models.deit import VisionTransformerDistilled
-
-        return VisionTransformerDistilled(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
-
-    return {"transformers": of_transformers, "torchvision": of_torchvision, "two heads": distilled}
-
-
-@pytest.mark.parametrize("kind", list(heads()))
-def test_models_of_every_library_get_a_new_classifier_and_train(images: ImageSet, kind: str) -> None:
-    model = heads()[kind]()
-    result = finetune(model, images, **{**SETTINGS, "epochs": 1})
-    backbone = Backbone(result.model)
-    assert backbone.observe(Color("test", n_per_class=40, size=32)).n_classes == 2
-    if kind == "transformers":
-        assert result.model.config.id2label == {0: "red/yellow", 1: "green/blue"}
-
-
-def test_half_precision_weights_are_trained_in_single_precision(images: ImageSet) -> None:
-    result = finetune(tiny().half(), images, **{**SETTINGS, "epochs": 1})
-    assert next(result.model.parameters()).dtype == torch.float32
-
-
-def test_frozen_weights_stay(images: ImageSet) -> None:
-    model: Any = tiny(classes=2).requires_grad_(False)
-    model.head.requires_grad_(True)
-    before = weights(model)
-    after = weights(finetune(model, images, **{**SETTINGS, "epochs": 1}).model)
-    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+    assert split_off(images, 0.25, seed=0)[1].names == held_out.names
+    assert split_off(images, 0.25, seed=1)[1].names != held_out.names
 
 
 def test_augmentation_depends_on_seed_and_number_alone_and_stays_in_range(images: ImageSet) -> None:
@@ -307,83 +265,29 @@ def test_augmentation_depends_on_seed_and_number_alone_and_stays_in_range(images
     assert not torch.equal(whole, Augmentation(seed=2)(batch, torch.arange(8)))
 
 
-def test_without_strength_augmentation_only_mirrors(images: ImageSet) -> None:
-    batch = torch.stack([images[index] for index in range(8)]) / 255
-    result = Augmentation(scale=(1.0, 1.0), jitter=0.0, hue=0.0)(batch, range(8))
-    for image, changed in zip(batch, result, strict=True):
-        # Even the whole area is cut a little to other proportions, so compare the middle, roughly.
-        nearest = min((image - changed).abs().mean(), (image.flip(-1) - changed).abs().mean())
-        assert nearest < 0.15
+@pytest.mark.parametrize(("depth", "expected"), [(2, (0.25, 0.5, 1, 1)), (1, (0.5, 1, 1, 1))])
+def test_early_blocks_learn_at_a_smaller_rate(depth: int, expected: tuple[float, ...]) -> None:
+    model = tiny(depth=depth)
+    shares = {id(p): share for p, share in training.learning_rate_shares(describe_tower(model), 0.5)}
+    found = {name: shares[id(p)] for name, p in model.named_parameters()}
+    assert tuple(found[n] for n in ("pos_embed", "blocks.0.norm1.weight", "norm.weight", "head.weight")) == expected
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"epochs": 0}, "epochs and batch_size: expected 1 or more; found 0"),
-        ({"lr": -1.0}, "expected lr above 0"),
+        ({"lr": -1.0}, "lr: expected a number above 0"),
         ({"layer_decay": 0.0}, "layer_decay: expected a share above 0 and up to 1; found 0.0"),
-        ({"warmup": 1.0}, "warmup from 0 to below 1"),
+        ({"warmup": 1.0}, "warmup: expected a share from 0 to below 1"),
         ({"validation": 1.5}, "expected an ImageSet or a share between 0 and 1; found 1.5"),
         ({"checkpoint": "model.pt"}, r"expected a name that ends in \.safetensors; found model\.pt"),
+        ({"model": vit_of_transformers("ViTModel")}, "ViTModel has no classifier to train; load it with one"),
+        ({"images": unlabelled()}, "images: no labels"),
+        ({"model": broken()}, r"the loss is nan after 4 steps; try less than 0\.002"),
     ],
 )
-def test_wrong_settings_are_explained(images: ImageSet, change: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_trained_is_explained(images: ImageSet, change: dict[str, Any], message: str) -> None:
+    settings: Any = {"model": tiny(), "images": images, **SETTINGS, **change}
     with pytest.raises(ValueError, match=message):
-        finetune(tiny(), images, **{**SETTINGS, **change})
-
-
-def test_a_model_without_a_classifier_is_explained(images: ImageSet) -> None:
-    from transformers import ViTConfig, ViTModel
-
-    config = ViTConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8
-    )
-    with pytest.raises(ValueError, match="ViTModel has no classifier to train; load it with one"):
-        finetune(ViTModel(config), images, **SETTINGS)
-
-
-def test_images_without_labels_are_explained(images: ImageSet) -> None:
-    unlabelled = images.subset(range(10))
-    unlabelled.labels = None
-    with pytest.raises(ValueError, match="images: have no labels"):
-        finetune(tiny(), unlabelled, **SETTINGS)
-
-
-def test_a_loss_that_explodes_is_explained(images: ImageSet) -> None:
-    model = tiny()
-    with torch.no_grad():
-        next(model.parameters()).fill_(torch.nan)
-    with pytest.raises(ValueError, match="the loss is nan after 4 steps; try a smaller lr"):
-        finetune(model, images, **SETTINGS)
-
-
-def test_early_blocks_learn_at_a_smaller_rate(images: ImageSet) -> None:
-    start, moved = weights(tiny()), {}
-    for decay in (1.0, 0.1):
-        tuned = finetune(tiny(), images, **SETTINGS, weight_decay=0, layer_decay=decay).model
-        moved[decay] = {
-            name: float((weight - start[name]).abs().mean())
-            for name, weight in weights(tuned).items()
-            if name in start and weight.shape == start[name].shape
-        }
-    for name, share in {
-        "pos_embed": 0.01,
-        "blocks.0.attn.qkv.weight": 0.1,
-        "blocks.1.attn.qkv.weight": 1,
-        "norm.weight": 1,
-    }.items():
-        assert share / 2 < moved[0.1][name] / moved[1.0][name] < 2 * share, name
-
-
-def test_what_comes_after_a_single_block_learns_at_the_full_rate() -> None:
-    from timm.models.vision_transformer import VisionTransformer
-
-    model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=2)
-    shares = {id(p): share for p, share in training._shares_of_rate(finetuning._tower(model), 0.5)}
-    found = {name: shares[id(p)] for name, p in model.named_parameters()}
-    assert (found["pos_embed"], found["blocks.0.norm1.weight"], found["norm.weight"], found["head.weight"]) == (
-        0.5,
-        1,
-        1,
-        1,
-    )
+        finetune(settings.pop("model"), settings.pop("images"), **settings)

@@ -31,9 +31,6 @@ def test_a_probe_is_the_logistic_regression_it_was_fitted_by(classes: int) -> No
 def test_probes_need_an_example_of_every_class(labels: list[int], found: str) -> None:
     with pytest.raises(ValueError, match=found):
         linear_probe(torch.randn(4, 3), labels)
-
-
-def test_probes_need_one_label_per_feature() -> None:
     with pytest.raises(ValueError, match=r"found \(4, 3\) and \(5,\)"):
         linear_probe(torch.randn(4, 3), [0, 1, 0, 1, 0])
 
@@ -85,15 +82,10 @@ def test_a_head_of_another_precision_is_met_halfway() -> None:
     ("family", "pooled"),
     [
         ("timm-vit", lambda m, x: m.forward_head(m.forward_features(x), pre_logits=True)),
-        ("timm-deit-distilled", lambda m, x: m.forward_head(m.forward_features(x), pre_logits=True)),
         ("timm-siglip", lambda m, x: m.forward_head(m.forward_features(x), pre_logits=True)),
         ("timm-swin", lambda m, x: m.forward_head(m.forward_features(x), pre_logits=True)),
-        ("timm-clip", lambda m, x: m(x)),
         ("hf-vit", lambda m, x: m.vit(x).last_hidden_state[:, 0]),
-        ("hf-vit-bare", lambda m, x: m(x).last_hidden_state[:, 0]),
-        ("hf-dinov2-bare", lambda m, x: m(x).last_hidden_state[:, 0]),
         ("hf-dinov2", lambda m, x: _cls_and_mean(m.dinov2(x).last_hidden_state)),
-        ("hf-clip-vision", lambda m, x: m(x).pooler_output),
         ("hf-clip-projection", lambda m, x: m(x).image_embeds),
         ("hf-clip", lambda m, x: m.get_image_features(x).pooler_output),
         ("hf-siglip", lambda m, x: m(x).pooler_output),
@@ -101,7 +93,6 @@ def test_a_head_of_another_precision_is_met_halfway() -> None:
         ("hf-beit-shared-bias", lambda m, x: m(x).pooler_output),
         ("torchvision-swin", lambda m, x: m.norm(m.features(x)).mean((1, 2))),
         ("open_clip-vit", lambda m, x: m.encode_image(x)),
-        ("open_clip-timm", lambda m, x: m.encode_image(x)),
     ],
 )
 @torch.no_grad()

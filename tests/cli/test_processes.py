@@ -77,27 +77,16 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path):
 
 @pytest.mark.skipif(os.name != "posix", reason="sends Ctrl-C the way terminals do")
 def test_ctrl_c_ends_with_130_one_line_and_one_document(workshop: Path, tmp_path: Path):
-    endless = (
-        "fit",
-        "--images",
-        "photos",
-        *MODEL,
-        *QUICK,
-        "--epochs",
-        "100000000",
-        "--json",
-        "--out",
-        str(tmp_path / "run"),
-    )
+    fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--epochs", "100000000", "--json", "--out", tmp_path / "run")
     # Slowed, so that the signal comes while it learns.
     slow = (
-        "import pathlib, sys, time, pace.fitting.loop; f = pace.fitting.loop.Fitting; p = f._pass; "
-        "began = pathlib.Path(sys.argv.pop()); f._pass = lambda *a: (began.touch(), time.sleep(0.5), p(*a))[2]; "
+        "import pathlib, sys, time, pace.fitting.loop as loop; expect = loop.expect; began = pathlib.Path(sys.argv.pop()); "
+        "loop.expect = lambda *a, **o: (began.touch(), time.sleep(0.5), expect(*a, **o))[2]; "
     )
     program = [sys.executable, "-c", slow + "from pace.cli import main; main()"]
     began = tmp_path / "began"
     process = subprocess.Popen(
-        [*program, *endless, str(began)],
+        [*program, *map(str, fit), str(began)],
         cwd=workshop,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

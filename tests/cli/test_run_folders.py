@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from in_process import MODEL, QUICK, Pace, invoke
+from in_process import invoke
 
 from pace.cli import runs
 
@@ -20,7 +20,7 @@ def test_a_run_keeps_what_is_needed_to_understand_and_repeat_it(workshop: Path):
     assert (kept["format"], kept["command"], kept["status"]) == ("pace-run-1", "fit", "finished")
     assert set(kept["versions"]) == {"pace", "python", "torch", "timm", "transformers"}
     assert kept["configuration"]["images"] == str((workshop / "photos").resolve())
-    assert (kept["configuration"]["concepts"], kept["configuration"]["covariance"]) == (3, "diag")
+    assert (kept["configuration"]["n_concepts"], kept["configuration"]["covariance"]) == (3, "diag")
     assert not {"out", "json", "debug", "config"} & kept["configuration"].keys()
     assert (kept["seed"], kept["device"]) == (0, "cpu")
     assert kept["model"]["class_names"] == ["amber", "blue"]
@@ -61,15 +61,6 @@ def test_options_given_replace_those_of_the_record(elsewhere: Path):
 
 
 def test_folders_are_named_by_command_images_and_time_and_never_shared(elsewhere: Path, monkeypatch):
-    arguments = ("fit", "--images", "shop/photos", "--model", "shop/tiny.safetensors", *MODEL[2:], *QUICK)
-    documents = [invoke(*arguments, "--json").document for _ in range(2)]
-    folders = [Path(document["folder"]) for document in documents]
-    assert folders[0] != folders[1]
-    assert all(folder.parent == elsewhere / "runs" for folder in folders)
-    assert all(folder.name.startswith("fit-photos-2") for folder in folders)
-
-
-def test_the_same_second_gives_another_folder(elsewhere: Path, monkeypatch):
     class Stopped(runs.datetime):
         @classmethod
         def now(cls, tz=None):
@@ -84,23 +75,20 @@ def test_a_foreign_folder_is_not_written_to(elsewhere: Path):
     (elsewhere / "mine").mkdir()
     (elsewhere / "mine" / "thesis.txt").write_text("years")
     (elsewhere / "file").write_text("")
+    (elsewhere / "empty").mkdir()
     repeat = ("fit", "--config", "shop/fit", "--out")
-    assert "not of a pace run" in invoke(*repeat, "mine").error
+    for _ in range(2):  # an empty folder, then one of the same command
+        assert invoke(*repeat, "empty").code == 0
+    assert "not from a pace run" in invoke(*repeat, "mine").error
     assert [path.name for path in (elsewhere / "mine").iterdir()] == ["thesis.txt"]
     assert "is a file" in invoke(*repeat, "file").error
     assert "is a run of `pace fit`" in invoke("evaluate", "--run", "shop/fit", "--out", "shop/fit").error
 
 
-def test_an_empty_folder_and_one_of_the_same_command_are_fine(elsewhere: Path):
-    (elsewhere / "empty").mkdir()
-    for _ in range(2):
-        assert invoke("fit", "--config", "shop/fit", "--out", "empty").code == 0
-
-
-def test_a_failed_run_says_so_in_its_record_and_is_not_the_latest(pace: Pace, elsewhere: Path):
-    images = ("--images", "shop/photos", "--model", "shop/tiny.safetensors", *MODEL[2:])
-    assert invoke("fit", *images, *QUICK, "--concepts", "5000").code == 1
+def test_a_failed_run_says_so_in_its_record_and_is_not_the_latest(elsewhere: Path):
+    assert invoke("fit", "--config", "shop/fit", "--concepts", "5000").code == 1
     (folder,) = (elsewhere / "runs").iterdir()
+    assert folder.name.startswith("fit-photos-2")
     kept = record(folder)
     assert kept["status"] == "failed"
     assert "use at most" in kept["error"]
@@ -116,7 +104,7 @@ def test_the_latest_fit_is_taken_when_none_is_named(elsewhere: Path):
     assert document["configuration"]["fit_run"] == str(elsewhere / "runs" / "6")
 
 
-@pytest.mark.parametrize("what", ["..", "/", "a/b c/", "x" * 300, "<&>", "flower"])
+@pytest.mark.parametrize("what", ["..", "/", "a/b c/", "x" * 300, "<&>"])
 def test_any_name_makes_a_safe_folder_name(what: str):
     slug = runs._slug(what)
     assert slug

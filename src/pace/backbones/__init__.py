@@ -3,8 +3,8 @@
 from pace.backbones.backbone import Backbone
 from pace.backbones.finetuning import finetune, load_finetuned
 from pace.backbones.heads import linear_probe, zero_shot
-from pace.backbones.layers import choose_layer, within_share
-from pace.backbones.load import load
+from pace.backbones.loading import load
+from pace.backbones.opening import ModelChoice, open_backbone, open_model
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Look, Model, Sizes, Tower
 
@@ -12,14 +12,15 @@ __all__ = [
     "Backbone",
     "Look",
     "Model",
+    "ModelChoice",
     "Preprocessing",
     "Sizes",
     "Tower",
-    "choose_layer",
     "finetune",
     "linear_probe",
     "load",
     "load_finetuned",
-    "within_share",
+    "open_backbone",
+    "open_model",
     "zero_shot",
 ]

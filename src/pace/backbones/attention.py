@@ -1,9 +1,9 @@
-"""Attention as a model computes it, seen from outside while its fused kernels stay on.
+"""Read a model's attention weights from outside, while its fused kernels stay on.
 
-However a block makes its q and k (projections, q- and k-norm, rotary or relative positions, window masks), it ends in one
-of three calls: `scaled_dot_product_attention`, `multi_head_attention_forward`, or a softmax over q·k. `AttentionProbe`
-meets that call with the block's own q, k, scale and mask in it, lets it run as it is, and works out the wanted rows
-beside it. For the CLS row that costs O(J·d).
+However a block computes q and k (q- and k-norm, rotary or relative positions, window masks), it ends in one of three
+calls: `scaled_dot_product_attention`, `multi_head_attention_forward`, or a softmax over q·k. `AttentionProbe` intercepts
+that call, lets it run unchanged, and computes the wanted rows from the same q, k, scale and mask. The CLS row costs
+O(J·d).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pace.backbones.guard import instead
+from pace.backbones.patching import replaced_forward
 
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax}
 _WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *_SOFTMAX}
@@ -27,7 +27,7 @@ _VALUES = 1 << 26  # attention values held at once
 
 
 class AttentionProbe(TorchFunctionMode):
-    """While active, keeps the query rows `rows` of every attention, mean over heads: `seen` holds (B, R, J) tensors."""
+    """While active, collects the query rows `rows` of every attention, averaged over heads, in `seen`: (B, R, J) each."""
 
     def __init__(self, rows: slice) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class AttentionProbe(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         output = func(*args, **kwargs) if kwargs else func(*args)
-        if func in _WATCHED:  # everything passes here, down to reading a shape
+        if func in _WATCHED:  # every torch call passes here, even reading a shape
             self._note(func, args, kwargs or {}, output)
         return output
 
@@ -53,14 +53,14 @@ class AttentionProbe(TorchFunctionMode):
 
 @contextmanager
 def probing(module: nn.Module, probe: AttentionProbe) -> Iterator[None]:
-    """Inside, `probe` is active whenever `module` runs, and only then."""
+    """`probe` is active whenever `module` runs, and only then."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with probe:
             return own(*args, **kwargs)
 
-    with instead(module, forward):
+    with replaced_forward(module, forward):
         yield
 
 
@@ -76,7 +76,7 @@ def _fused_rows(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What `scaled_dot_product_attention` (same arguments) multiplies the values with, in the rows `rows`."""
+    """The rows `rows` of the weights that `scaled_dot_product_attention` (same arguments) applies to the values."""
     batch, heads, n, dim = query.shape
     if enable_gqa:
         key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -100,7 +100,7 @@ def _fused_rows(
 
 
 def _multi_head_rows(rows: slice, *args: Any, **kwargs: Any) -> Tensor:
-    """The same of `multi_head_attention_forward`: asked once more, for these queries alone and with its weights."""
+    """The same for `multi_head_attention_forward`: called once more, for these queries only and with weights."""
     call = _MULTI_HEAD.bind(*args, **kwargs).arguments
     call["query"] = call["query"][rows]  # (tokens, images, d)
     if call.get("attn_mask") is not None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pace.backbones.find import find
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.guard import undisturbed
+from pace.backbones.libraries import describe
+from pace.backbones.patching import eval_mode
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Tower
 from pace.observations import Batch
@@ -23,7 +24,7 @@ Head = nn.Module | Callable[[Tensor], Tensor]
 
 
 class Backbone:
-    """What a vision transformer says about images at one of its layers. The model itself is never changed.
+    """A vision transformer at one of its layers. The model itself is never changed.
 
     Parameters
     ----------
@@ -31,16 +32,16 @@ class Backbone:
         A vision transformer of timm, transformers, torchvision or open_clip, a `Tower`, or any object with the
         methods of `Model`.
     layer
-        The block whose output tokens are the embeddings, negative from the end. Of the last block they are taken
-        after the final norm, if the model has one over all tokens.
+        The block whose output tokens are the embeddings; negative numbers count from the end. At the last block they
+        are taken after the final norm, if the model has one over all tokens.
     head
         From pooled features to logits, instead of the model's own classifier.
     count_cls
-        Whether CLS counts as a patch, as in the paper. By default it does not: it has no place in the image. Registers and
-        distillation tokens never do.
+        Whether CLS counts as a patch, as in the paper. By default it does not: it has no place in the image. Registers
+        and distillation tokens never count.
     attention_layer
-        The block whose attention weighs the tokens, negative from the end; by default `layer` itself. The last one says
-        what the prediction really looks at.
+        The block whose attention weighs the tokens, by default `layer` itself. The last block's attention shows what
+        the prediction is based on.
     """
 
     def __init__(
@@ -51,19 +52,17 @@ class Backbone:
         count_cls: bool = False,
         attention_layer: int | None = None,
     ) -> None:
-        self.model = model
-        self._sight = find(model)
+        self.model, self.head, self.count_cls = model, head, count_cls
+        self._described = describe(model)
         self.layer = self._block("layer", layer)
         self.attention_layer = (
             self.layer if attention_layer is None else self._block("attention_layer", attention_layer)
         )
-        if self.attention_layer != self.layer and not isinstance(self._sight, Tower):
+        if self.attention_layer != self.layer and not self.has_known_blocks:
             raise ValueError(
-                f"attention_layer: {type(self._sight).__name__} gives the attention of layer {self.layer} alone; only models "
-                "with known blocks give that of another"
+                f"attention_layer: {type(self._described).__name__} only gives the attention of layer {self.layer} "
+                "itself; another block's needs a model with known blocks"
             )
-        self.head = head
-        self.count_cls = count_cls
 
     def __call__(self, images: Tensor) -> Batch:
         """Embeddings (B, J, d), attention (B, J) and predictions (B, N) of normalised images (B, 3, H, W)."""
@@ -71,13 +70,12 @@ class Backbone:
         return Batch(self._kept(every.embeddings), self._kept(every.attention), every.predictions)
 
     def every_token(self, images: Tensor) -> Batch:
-        """The same with all T tokens of the layer, those that do not count among them."""
+        """The same with all T tokens of the layer, including those that do not count."""
         with torch.no_grad():
-            look = (
-                self._sight.look(_images(images), self.layer)
-                if self.attention_layer == self.layer
-                else self._tower.look(_images(images), self.layer, self.attention_layer)
-            )
+            if isinstance(self._described, Tower):
+                look = self._described.look(images, self.layer, self.attention_layer)
+            else:
+                look = self._described.look(images, self.layer)
             logits = self._logits(look.pooled, look.logits)
         predictions = None if logits is None else logits.softmax(-1, dtype=torch.float32)
         return Batch(look.tokens, look.attention, predictions)
@@ -85,17 +83,17 @@ class Backbone:
     def pooled(self, images: Tensor) -> Tensor:
         """(B, p): what the model's own classifier reads, or would read; for training a probe."""
         with torch.no_grad():
-            return self._sight.look(_images(images), self.layer).pooled
+            return self._described.look(images, self.layer).pooled
 
     def split(self, images: Tensor) -> Tensor:
         """g of f = h ∘ g: all T tokens (B, T, d) of the layer, with CLS, registers and distillation tokens.
 
         Differentiable, like `forward_from`, as far as the surrounding grad mode allows.
         """
-        return self._tower.split(_images(images), self.layer)
+        return self._tower.split(images, self.layer)
 
     def forward_from(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-        """h of f = h ∘ g: logits (B, N) from such tokens. `size` of the images, where it is not the usual one."""
+        """h of f = h ∘ g: logits (B, N) from such tokens. `size` of the images, if it is not the default."""
         logits = self._logits(*self._tower.resume(tokens, self.layer, size))
         if logits is None:
             raise ValueError("this model has no classifier; give Backbone a head")
@@ -103,24 +101,29 @@ class Backbone:
 
     def observe(self, images: Any, **options: Any) -> Observations:
         """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
-        from pace.observing.extract import observe
-
-        return observe(self, images, **options)
+        # The next stage: named rather than imported, so that backbones depend on nothing that comes after them.
+        observations: Observations = import_module("pace.observing.extract").observe(self, images, **options)
+        return observations
 
     @property
     def layers(self) -> int:
         """Number of blocks."""
-        return self._sight.layers
+        return self._described.layers
 
     @property
     def dim(self) -> int:
         """d of the layer's tokens."""
-        return self._sight.dim(self.layer)
+        return self._described.dim(self.layer)
 
     @property
     def has_cls(self) -> bool:
         """Whether the model has a CLS token, counted or not. It is the first of all tokens."""
-        return self._sight.has_cls
+        return self._described.has_cls
+
+    @property
+    def has_known_blocks(self) -> bool:
+        """Whether it can be split, and give the attention of other blocks than `layer`."""
+        return isinstance(self._described, Tower)
 
     @property
     def prefix_tokens(self) -> int:
@@ -129,7 +132,7 @@ class Backbone:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return self._sight.preprocessing
+        return self._described.preprocessing
 
     @property
     def device(self) -> torch.device:
@@ -139,14 +142,11 @@ class Backbone:
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the layer's patch tokens for an image size; ValueError for a size that does not fit."""
-        return self._sight.grid(height, width, self.layer)
+        return self._described.grid(height, width, self.layer)
 
     def fingerprint(self) -> str:
-        """Another one for other weights, architecture, layer, head, count_cls or attention_layer."""
-        # Stores on disk are known by such fingerprints. So the layer's own attention goes without saying, and a model without
-        # CLS has the one it had when CLS counted by default.
-        other = () if self.attention_layer == self.layer else (self.attention_layer,)
-        return fingerprint(self._module, self.layer, self.head, self.count_cls or not self.has_cls, *other)
+        """Changes with the weights, architecture, layers, head, and whether CLS counts."""
+        return fingerprint(self._module, self.layer, self.head, self.prefix_tokens, self.attention_layer)
 
     def _block(self, name: str, number: int) -> int:
         if not -self.layers <= number < self.layers:
@@ -157,18 +157,18 @@ class Backbone:
 
     @property
     def _module(self) -> Any:
-        return self._sight.model if isinstance(self._sight, Tower) else self._sight
+        return self._described.model if isinstance(self._described, Tower) else self._described
 
     @property
     def _tower(self) -> Tower:
-        if not isinstance(self._sight, Tower):
-            raise ValueError(f"{type(self._sight).__name__} cannot be split; only models with known blocks can")
-        return self._sight
+        if not isinstance(self._described, Tower):
+            raise ValueError(f"{type(self._described).__name__} cannot be split; only models with known blocks can")
+        return self._described
 
     def _logits(self, pooled: Tensor, logits: Tensor | None) -> Tensor | None:
         if isinstance(self.head, nn.Module):
             weight = next(chain(self.head.parameters(), self.head.buffers()), pooled)
-            with undisturbed(self.head):
+            with eval_mode(self.head):
                 logits = self.head(pooled.to(weight.device, weight.dtype)).to(pooled.device)
         elif self.head is not None:
             logits = self.head(pooled)
@@ -177,17 +177,6 @@ class Backbone:
         return logits
 
     def _kept(self, tokens: Tensor) -> Tensor:
-        """Tokens or their attention without those that are not counted. What remains is not scaled up."""
-        patches = tokens[:, self._sight.prefix :]
-        if not self.prefix_tokens:
-            return patches
-        return tokens if self._sight.prefix == 1 else torch.cat([tokens[:, :1], patches], 1)
-
-
-def _images(images: Tensor) -> Tensor:
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        found = (
-            f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        )
-        raise ValueError(f"images: expected normalised floats of shape (images, 3, height, width); found {found}")
-    return images
+        """Tokens, or their attention, without those that do not count. The rest is not scaled up."""
+        patches = tokens[:, self._described.prefix :]
+        return torch.cat([tokens[:, :1], patches], 1) if self.prefix_tokens else patches

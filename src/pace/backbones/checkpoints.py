@@ -1,4 +1,4 @@
-"""The files of a fine-tuning run."""
+"""The files of a fine-tuning run: the best weights, and what a killed run needs to resume."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from pace.atomic import write_atomically
-from pace.backbones.training import Epoch, Run, best_of
+from pace.backbones.training import Epoch, Trainer, best_epoch
 
 _FORMAT = "pace-finetuned-1"
 
 
 class Checkpoints:
-    """The best weights, and what a killed run needs to go on. Each file is replaced whole."""
+    """Writes nothing if `path` is None. `about` describes the model; `recipe` must be the same when a run resumes."""
 
     def __init__(self, path: Path | None, about: dict[str, Any], recipe: dict[str, Any]) -> None:
         self.path, self._about, self._recipe = path, about, recipe
@@ -26,70 +26,60 @@ class Checkpoints:
             raise ValueError(f"checkpoint: expected a name that ends in .safetensors; found {path.name}")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"checkpoint: there is no folder {path.parent}")
+        self._resume = path.with_suffix(".resume.safetensors")
         for file in (path, self._resume):
             if file.exists():
                 self._refuse_other(file)
 
-    @property
-    def _resume(self) -> Path:
-        assert self.path is not None
-        return self.path.with_suffix(".resume.safetensors")
-
-    def restore(self, run: Run) -> list[Epoch]:
-        """Put the run where it was; returns the epochs behind it."""
+    def restore(self, trainer: Trainer) -> list[Epoch]:
+        """Bring the trainer to where it stopped; returns the finished epochs."""
         if self.path is None or not self.path.exists():
             return []
         weights, metadata = read_checkpoint(self.path)
         if metadata["finished"]:
-            run.model.load_state_dict(weights)
-            return [Epoch(*epoch) for epoch in metadata["history"]]
-        if not self._resume.exists():
-            return []  # killed after the first weights and before the first state: nothing to go on from
-        state, metadata = read_checkpoint(self._resume)
-        run.best = weights
-        run.restore(state, metadata["step"])
+            trainer.model.load_state_dict(weights)
+        elif self._resume.exists():
+            state, metadata = read_checkpoint(self._resume)
+            trainer.best = weights
+            trainer.restore(state, metadata["step"])
+        else:
+            return []  # killed between the two files of the first epoch
         return [Epoch(*epoch) for epoch in metadata["history"]]
 
-    def keep(self, run: Run, history: Sequence[Epoch]) -> None:
-        """After an epoch. The weights come first: a kill in between repeats this epoch and writes them again."""
-        if best_of(history) == len(history) - 1:
-            run.best = run.weights()
+    def keep(self, trainer: Trainer, history: Sequence[Epoch]) -> None:
+        """After an epoch. The best weights first: if killed in between, this epoch is repeated and written again."""
+        if best_epoch(history) == len(history) - 1:
+            trainer.best = trainer.weights()
             if self.path is not None:
-                self._write(self.path, run.best, history, finished=False)
+                self._write(self.path, trainer.best, history, finished=False)
         if self.path is not None:
-            self._write(self._resume, run.state(), history, step=run.step)
+            self._write(self._resume, trainer.state(), history, step=trainer.step)
 
-    def finish(self, run: Run, history: Sequence[Epoch]) -> None:
-        if run.best is None:  # a finished run was found
+    def finish(self, trainer: Trainer, history: Sequence[Epoch]) -> None:
+        if trainer.best is None:  # it was finished before
             return
-        run.model.load_state_dict(run.best)
+        trainer.model.load_state_dict(trainer.best)
         if self.path is not None:
-            self._write(self.path, run.best, history, finished=True)
+            self._write(self.path, trainer.best, history, finished=True)
             self._resume.unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: dict[str, Tensor], history: Sequence[Epoch], **more: Any) -> None:
         from safetensors.torch import save
 
-        metadata = {
-            "format": _FORMAT,
-            **self._about,
-            "accuracy": history[best_of(history)].accuracy,
-            "history": history,
-            "recipe": self._recipe,
-            **more,
-        }
-        # One entry, since safetensors writes several in an order that changes.
+        accuracy = history[best_epoch(history)].accuracy
+        metadata = {"format": _FORMAT, **self._about, "accuracy": accuracy, "history": history, "recipe": self._recipe}
+        # One entry, since safetensors writes several in varying order.
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_atomically(path, save(contiguous, {"pace": json.dumps(metadata)}))
+        write_atomically(path, save(contiguous, {"pace": json.dumps(metadata | more)}))
 
     def _refuse_other(self, path: Path) -> None:
         found = read_checkpoint(path)[1]["recipe"]
         differs = [
-            f"{key} was {found.get(key)}, now {value}" for key, value in self._recipe.items() if found.get(key) != value
+            f"{key} was {found.get(key)}, now {new}" for key, new in self._recipe.items() if found.get(key) != new
         ]
         if differs:
             raise ValueError(
-                f"{path} belongs to another run: {'; '.join(differs)}. Name another checkpoint for this one"
+                f"{path} belongs to another run: {'; '.join(differs)}; name another checkpoint for this one"
             )
 
 
@@ -103,7 +93,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = json.loads((file.metadata() or {}).get("pace", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:
-        raise ValueError(f"{path} was not written by finetune (or by another version of it)")
+        raise ValueError(f"{path} was not written by finetune")
     return tensors, metadata

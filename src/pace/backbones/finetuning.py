@@ -1,12 +1,11 @@
-"""Fine-tuning: the paper explains models fine-tuned on the dataset at hand, so the library makes one.
+"""Fine-tuning, since the paper explains models fine-tuned on the dataset at hand.
 
-Every random choice depends on the seed and the epoch alone, so a run that is killed and started again with the same
-call goes on from its last finished epoch and ends with the same weights, bit for bit on a CPU.
+Every random choice depends only on the seed and the epoch, so a killed run that is started again with the same call
+resumes after its last finished epoch and ends with the same weights, bit for bit on a CPU.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,16 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from pace.backbones.augmentation import Augmentation
+from pace.backbones.batches import Pixels
 from pace.backbones.checkpoints import Checkpoints, read_checkpoint
-from pace.backbones.find import find
 from pace.backbones.fingerprint import fingerprint
 from pace.backbones.from_timm import normalize_with
+from pace.backbones.libraries import describe_tower
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Tower
-from pace.backbones.training import Epoch, Pictures, Run, best_of, one_epoch
-from pace.images import ImageSet, Perturb, open_images, pixels
+from pace.backbones.training import Epoch, Hyperparameters, Trainer, best_epoch
+from pace.images import ImageSet, Perturb, open_images
 from pace.progress import progress as progress_bar
 
 
@@ -39,41 +40,6 @@ class Finetuned:
     class_names: tuple[str, ...]
     preprocessing: Preprocessing
     checkpoint: Path | None
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Flip, resized crop and colour jitter: the perturbation's kinds in gentler doses, so that predictions stay steady.
-
-    Like a perturbation, ``augmentation(batch, draws)`` depends on the seed and an image's number alone.
-    """
-
-    seed: int = 0
-    scale: tuple[float, float] = (0.5, 1.0)  # of the area, crops keep
-    jitter: float = 0.4  # brightness, contrast and saturation change by up to this factor
-    hue: float = 0.05  # of a turn
-    chance: float = 0.8  # of any jitter
-
-    def __call__(self, batch: Tensor, draws: Any) -> Tensor:
-        keys = [np.array([self.seed, int(draw)], dtype=np.uint64) for draw in draws]
-        uniform = np.stack([np.random.Generator(np.random.Philox(key=key)).random(10) for key in keys])
-        flip, jittered, area, ratio, right, down, *factors = torch.from_numpy(uniform.T)
-        mirrored = (flip < 0.5).to(batch.device)[:, None, None, None]
-        batch = torch.where(mirrored, batch.flip(-1), batch)
-        batch = pixels.crop_and_resize(batch, self._boxes(area, ratio, right, down, (batch.shape[2], batch.shape[3])))
-        for adjust, factor in zip((pixels.brightness, pixels.contrast, pixels.saturation), factors[:3], strict=True):
-            batch = adjust(batch, 1 + self.jitter * (2 * factor - 1) * (jittered < self.chance))
-        return pixels.hue(batch, self.hue * (2 * factors[3] - 1) * (jittered < self.chance))
-
-    def _boxes(self, area: Tensor, ratio: Tensor, right: Tensor, down: Tensor, size: tuple[int, int]) -> Tensor:
-        """Left, top, right, bottom of crops with proportions between 3 : 4 and 4 : 3 of the image's own."""
-        share = self.scale[0] + (self.scale[1] - self.scale[0]) * area
-        stretch = torch.exp(math.log(4 / 3) / 2 * (2 * ratio - 1))
-        sides = share.sqrt()
-        width = (size[1] * sides * stretch).clamp(1, size[1])
-        height = (size[0] * sides / stretch).clamp(1, size[0])
-        left, top = right * (size[1] - width), down * (size[0] - height)
-        return torch.stack([left, top, left + width, top + height], dim=1)
 
 
 def finetune(
@@ -98,58 +64,52 @@ def finetune(
     workers: int | None = None,
     progress: bool | None = None,
 ) -> Finetuned:
-    """Train `model`, in place, to tell the classes of `images` apart, and keep its best epoch: the last that is as
-    accurate on held-out images as any, give or take a standard error.
+    """Train `model`, in place, to classify `images`, and keep its best epoch: the last one whose accuracy on held-out
+    images is within a standard error of the highest.
 
-    AdamW with linear warm-up and a cosine to zero. The classifier is kept when it has the right number of classes, and
-    made anew otherwise.
+    AdamW with linear warm-up and a cosine schedule to zero. The classifier is kept if it has the right number of
+    classes, and replaced otherwise.
 
     Parameters
     ----------
     images
         An `ImageSet` with labels, or what `pace.images.open_images` opens, with `data_root` and `split`.
     layer_decay
-        Every block learns at this share of the next one's rate, the last block at `lr`; below 1, early blocks stay
-        closer to what they were.
+        Each block's learning rate as a share of the next block's; the last block learns at `lr`. Below 1, early blocks
+        change less.
     warmup
-        Part of all steps over which the learning rate rises to `lr`.
+        Share of all steps over which the learning rate rises to `lr`.
     augment
-        True for `Augmentation`, False for none, or any ``augment(batch, draws)`` on images in [0, 1]; the numbers
-        `draws` never come twice.
+        True for `Augmentation`, False for none, or any ``augment(batch, draws)`` on images in [0, 1]; no number in
+        `draws` comes twice.
     validation
         Held-out images that decide which epoch is best, or the share of each class to hold out of `images`.
     checkpoint
-        A ``.safetensors`` file: the weights of the best epoch so far, written after each epoch that is best so far. Beside
-        it, ``.resume.safetensors`` holds what a killed run needs to go on, until it is finished.
+        A ``.safetensors`` file for the weights of the best epoch so far. Next to it, ``.resume.safetensors`` holds what
+        a killed run needs to resume, until the run is finished.
     device
         Where to train; the model is moved there. By default where it is.
     amp
-        bfloat16 autocast; by default on CUDA devices.
+        bfloat16 autocast; by default on CUDA devices that support it.
+    workers
+        Threads that decode images.
     """
     if isinstance(images, (str, os.PathLike)):
         images = open_images(images, data_root, split)
-    _refuse_settings(epochs, batch_size, lr, layer_decay, warmup)
-    names = _class_names(images)
-    train, held_out = _split(images, validation, seed)
-    tower = _tower(model)
+    tower = describe_tower(model)
     where = next(model.parameters()).device if device is None else torch.device(device)
     amp = where.type == "cuda" and torch.cuda.is_bf16_supported() if amp is None else amp
+    settings = Hyperparameters(epochs, batch_size, lr, layer_decay, weight_decay, warmup, label_smoothing, seed, amp)
+    names = _class_names(images)
+    train, held_out = split_off(images, validation, seed)
     augmentation = None if augment is False else Augmentation(seed) if augment is True else augment
     recipe = {
         "model": _starting_weights(tower),
         "preprocessing": str(tower.preprocessing),
         "images": f"{len(train)} images, {train.fingerprint()}",
         "validation": f"{len(held_out)} images, {held_out.fingerprint()}",
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "layer_decay": layer_decay,
-        "weight_decay": weight_decay,
-        "warmup": warmup,
-        "label_smoothing": label_smoothing,
         "augment": "none" if augmentation is None else fingerprint(augmentation),
-        "seed": seed,
-        "amp": amp,
+        **asdict(settings),
     }
     about = {
         "architecture": _architecture(tower.model),
@@ -159,34 +119,29 @@ def finetune(
     files = Checkpoints(None if checkpoint is None else Path(checkpoint), about, recipe)
     tower = _with_classifier(tower, names, seed)
     tower.model.float().to(where)
-    steps = epochs * math.ceil(len(train) / batch_size)
-    run = Run(tower, lr, layer_decay, weight_decay, steps, warmup, label_smoothing, amp)
-    history = files.restore(run)
+    trainer = Trainer(tower, settings, len(train))
+    history = files.restore(trainer)
     if len(history) < epochs:
-        seen, judged = (
-            Pictures(part, tower.preprocessing, workers, where.type == "cuda") for part in (train, held_out)
-        )
-        done = len(history) * len(train)
-        with progress_bar("fine-tuning", epochs * len(train), progress, done) as advance:
+        pixels, unseen = (Pixels(part, tower.preprocessing, where, workers) for part in (train, held_out))
+        labels, true = (torch.as_tensor(part.labels) for part in (train, held_out))
+        with progress_bar("fine-tuning", epochs * len(train), progress, len(history) * len(train)) as advance:
             for epoch in range(len(history), epochs):
-                history.append(one_epoch(run, seen, judged, augmentation, batch_size, seed, epoch, advance))
-                files.keep(run, history)
-    best = best_of(history)
-    files.finish(run, history)
-    return Finetuned(
-        tower.model.eval(), history[best].accuracy, best, tuple(history), names, tower.preprocessing, files.path
-    )
+                loss = trainer.run_epoch(pixels, labels, augmentation, epoch, advance)
+                history.append(Epoch(loss, *trainer.evaluate(unseen, true), len(true)))
+                files.keep(trainer, history)
+    files.finish(trainer, history)
+    return _result(tower, history, names, files.path)
 
 
 def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Finetuned:
-    """The fine-tuned weights of `checkpoint` put into a model of the same architecture, in place.
+    """Load the fine-tuned weights of `checkpoint` into a model of the same architecture, in place.
 
-    A model of timm then also expects images normalised as they were in training.
+    A timm model is also set to expect images normalised as they were in training.
     """
     path = Path(checkpoint)
     weights, metadata = read_checkpoint(path)
     names = tuple(metadata["class_names"])
-    tower = _with_classifier(_tower(model), names, seed=0)
+    tower = _with_classifier(describe_tower(model), names, seed=0)
     try:
         tower.model.load_state_dict(weights)
     except RuntimeError as error:
@@ -196,23 +151,18 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
         ) from error
     if hasattr(tower.model, "pretrained_cfg"):
         normalize_with(tower.model, metadata["preprocessing"]["mean"], metadata["preprocessing"]["std"])
-        tower = _tower(tower.model)
-    history = tuple(Epoch(*epoch) for epoch in metadata["history"])
-    best = best_of(history)
-    return Finetuned(tower.model.eval(), history[best].accuracy, best, history, names, tower.preprocessing, path)
+        tower = describe_tower(tower.model)
+    return _result(tower, [Epoch(*epoch) for epoch in metadata["history"]], names, path)
 
 
-def _tower(model: nn.Module) -> Tower:
-    tower = find(model)
-    if not isinstance(tower, Tower):
-        raise ValueError(
-            f"model: {type(model).__name__} describes itself; only models with known modules can be trained"
-        )
-    return tower
+def _result(tower: Tower, history: Sequence[Epoch], names: tuple[str, ...], path: Path | None) -> Finetuned:
+    best = best_epoch(history)
+    accuracy = history[best].accuracy
+    return Finetuned(tower.model.eval(), accuracy, best, tuple(history), names, tower.preprocessing, path)
 
 
 def _starting_weights(tower: Tower) -> str:
-    """A digest of the weights without the classifier, which may be new and random each time."""
+    """A fingerprint of the weights without the classifier, which may be new and random each time."""
     new = {id(parameter) for layer in tower.classifiers for parameter in layer.parameters()}
     return fingerprint({name: p for name, p in tower.model.named_parameters() if id(p) not in new})
 
@@ -241,7 +191,7 @@ def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
                 f"model: {type(model).__name__} has no classifier to train; load it with one "
                 "(in transformers, as …ForImageClassification)"
             )
-    return _tower(model)
+    return describe_tower(model)
 
 
 def _architecture(model: nn.Module) -> str:
@@ -252,12 +202,12 @@ def _architecture(model: nn.Module) -> str:
 
 def _class_names(images: ImageSet) -> tuple[str, ...]:
     if images.labels is None:
-        raise ValueError("images: have no labels; expected a dataset or a folder of class folders")
+        raise ValueError("images: no labels; expected a dataset or a folder of class folders")
     return tuple(images.class_names or map(str, range(int(images.labels.max()) + 1)))
 
 
-def _split(images: ImageSet, validation: ImageSet | float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Images to train on and images to judge by: those given, or a share of every class."""
+def split_off(images: ImageSet, validation: ImageSet | float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Training and held-out images: those given, or a share of every class."""
     if isinstance(validation, ImageSet):
         if _class_names(validation) != _class_names(images):
             raise ValueError("validation: its classes are not those of the training images")
@@ -269,18 +219,9 @@ def _split(images: ImageSet, validation: ImageSet | float, seed: int) -> tuple[I
     held_out: list[int] = []
     for label in np.unique(images.labels):
         members = order[images.labels[order] == label]
-        # At least one, but the last image of a class is needed to learn it.
+        # At least one, but never the last image of a class.
         held_out += members[: min(max(1, round(validation * len(members))), len(members) - 1)].tolist()
     if not held_out:
         raise ValueError("validation: no class has two images, so none can be held out; pass an ImageSet")
     rest = sorted(set(range(len(images))) - set(held_out))
     return images.subset(rest), images.subset(sorted(held_out))
-
-
-def _refuse_settings(epochs: int, batch_size: int, lr: float, layer_decay: float, warmup: float) -> None:
-    if epochs < 1 or batch_size < 1:
-        raise ValueError(f"epochs and batch_size: expected 1 or more; found {epochs} and {batch_size}")
-    if not (lr > 0 and 0 <= warmup < 1):
-        raise ValueError(f"expected lr above 0 and warmup from 0 to below 1; found {lr} and {warmup}")
-    if not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay: expected a share above 0 and up to 1; found {layer_decay}")

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from pace.backbones.preprocessing import Channels, Preprocessing
+from pace.backbones.swin import Windows
 from pace.backbones.tower import Sizes, Tower, classifier_of
-from pace.backbones.windows import Windows
 
 
 def describe(model: Any) -> Tower | None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.swin import Windows
 from pace.backbones.tower import Sizes, Tower, classifier_of
-from pace.backbones.windows import Windows
 
 
 def describe(model: Any) -> Tower | None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from pace.backbones import preprocessing
 from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.swin import Windows
 from pace.backbones.tower import Sizes, Tower
-from pace.backbones.windows import Windows
 
 # Normalisation and crop of the published weights, used when the model's own preprocessor file is not at hand.
 _FAMILIES = {

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pace.atomic import write_atomically
+from pace.backbones.backbone import Backbone
+from pace.backbones.batches import Pixels
+from pace.images import ImageSet, normalize
+from pace.progress import progress
 
 
 def linear_probe(features: Any, labels: Any, *, strength: float = 1.0, max_iter: int = 1000) -> nn.Linear:
@@ -21,7 +28,7 @@ def linear_probe(features: Any, labels: Any, *, strength: float = 1.0, max_iter:
     labels : (M,)
         Classes 0 … N − 1, each at least once.
     strength
-        1 / C of scikit-learn: how strongly large weights are held down.
+        1 / C of scikit-learn: how strongly large weights are penalised.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -45,6 +52,37 @@ def linear_probe(features: Any, labels: Any, *, strength: float = 1.0, max_iter:
         layer.weight.copy_(torch.from_numpy(weight))
         layer.bias.copy_(torch.from_numpy(bias))
     return layer.eval().requires_grad_(False)
+
+
+def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int = 64) -> nn.Linear:
+    """A linear classifier from the model's pooled features to the labels of `images`."""
+    if images.labels is None:
+        raise ValueError("probe: needs labels; expected a dataset or a folder of class folders")
+    pixels = Pixels(images, backbone.preprocessing, backbone.device, keep=False)
+    features = []
+    with progress("computing features", len(images)) as advance:
+        for rows, batch in pixels.batches(range(len(images)), batch_size):
+            features.append(backbone.pooled(normalize(batch, backbone.preprocessing)).cpu())
+            advance(len(rows))
+    return linear_probe(torch.cat(features), images.labels).to(backbone.device)
+
+
+def save_probe(head: nn.Module, path: Path) -> None:
+    from safetensors.torch import save
+
+    write_atomically(
+        path, save({name: weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()})
+    )
+
+
+def load_probe(path: Path) -> nn.Linear:
+    from safetensors.torch import load_file
+
+    weights = load_file(path)
+    n_classes, features = weights["weight"].shape
+    head = nn.Linear(features, n_classes)
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)
 
 
 class ZeroShot(nn.Module):

@@ -1,7 +1,6 @@
-"""One description for every vision transformer, and one way to look into it.
+"""`Tower`: where a vision transformer keeps its blocks, final norm and classifier, and how to read and split it.
 
-A `Tower` says where a model keeps its blocks, its final norm and its classifier. The library modules (`from_timm`, …)
-write such descriptions; everything that is done with them (tokens, attention, splitting) is here, once.
+The library modules (`from_timm`, …) write such descriptions; everything done with them is here.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pace.backbones.attention import AttentionProbe, probing
-from pace.backbones.guard import instead, tapped, undisturbed
+from pace.backbones.patching import eval_mode, recorded, replaced_forward
 from pace.backbones.preprocessing import Preprocessing
-from pace.backbones.windows import Windows, attention_received
+from pace.backbones.swin import Windows, attention_received
 
 
 class Look(NamedTuple):
-    """What a transformer shows of a batch of images at one layer, T = prefix + patches tokens.
+    """What a transformer computes for a batch of images at one layer, T = prefix + patches tokens.
 
     tokens : (B, T, d)
     attention : (B, T), of CLS to every token, or what every token receives
@@ -38,13 +37,13 @@ class Look(NamedTuple):
 
 @runtime_checkable
 class Model(Protocol):
-    """What `Backbone` asks of a transformer. Every `Tower` answers; an object of your own may, too.
+    """What `Backbone` needs of a transformer. A `Tower` has it; so may an object of your own.
 
     layers : number of blocks
     prefix : tokens before the first patch; CLS is the first of them when `has_cls`
     dim : d of a layer's tokens
     grid : rows and columns of a layer's patches for an image size; ValueError for a size the model does not take
-    look : everything about a batch, in one run
+    look : tokens, attention, pooled features and logits of a batch
     """
 
     @property
@@ -62,10 +61,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The image sizes that a model takes, and the grid of patches they give.
+    """The image sizes a model takes, and the grid of patches they give.
 
-    rule : "fixed" takes `default` alone; "multiple" takes multiples of `patch`; "floor" and "ceil" take any size, and
-        drop or fill up the patches at the border
+    rule : "fixed" takes `default` only; "multiple" takes multiples of `patch`; "floor" and "ceil" take any size, and
+        drop or pad the patches at the border
     """
 
     default: tuple[int, int]
@@ -98,11 +97,11 @@ class Tower:
     Parameters
     ----------
     model
-        What is run, with everything in it that has a training mode.
+        The whole model.
     blocks, dims
         The transformer's blocks in order, and d of each one's output.
     sizes
-        Which images it takes.
+        The image sizes it takes.
     prefix, has_cls
         Tokens before the first patch, and whether CLS is the first of them.
     run
@@ -112,7 +111,7 @@ class Tower:
     classifiers
         The linear layers that make the logits; with several, their inputs are averaged to one pooled feature.
     pool
-        An attention pooling head that stands in for CLS (SigLIP).
+        An attention pooling head in place of CLS (SigLIP).
     merges
         How often 2 x 2 tokens were merged before each block (Swin).
     windows
@@ -139,7 +138,7 @@ class Tower:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
 
     def __post_init__(self) -> None:
-        # One place for the size: what `sizes` says is what images are prepared to.
+        # The size is stated once, in `sizes`.
         object.__setattr__(self, "preprocessing", replace(self.preprocessing, size=self.sizes.default))
 
     @property
@@ -162,12 +161,12 @@ class Tower:
         if other != grid:
             raise ValueError(
                 f"attention_layer: block {watched} attends over {other[0]} x {other[1]} patches, but layer {layer} has "
-                f"{grid[0]} x {grid[1]}; choose blocks between which none are merged"
+                f"{grid[0]} x {grid[1]}; choose a block of the same stage"
             )
         block = self.blocks[watched]
         asked = block if self.pool is None or self.has_cls or watched < self.layers - 1 else self.pool
         probe = AttentionProbe(slice(0, 1) if self.has_cls else slice(None))
-        with torch.no_grad(), undisturbed(self.model):
+        with torch.no_grad(), eval_mode(self.model):
             with probing(asked, probe):
                 tokens, pooled, logits = self._follow(images, layer)
             if tokens.shape[1] != grid[0] * grid[1] + self.prefix:
@@ -181,14 +180,14 @@ class Tower:
     def split(self, images: Tensor, layer: int) -> Tensor:
         """g of f = h ∘ g: all tokens (B, T, d) of a layer."""
         images, _ = self._checked(images, layer)
-        with undisturbed(self.model):
+        with eval_mode(self.model):
             return self._follow(images, layer)[0]
 
     def resume(self, tokens: Tensor, layer: int, size: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
         """h of f = h ∘ g: pooled features and logits from the tokens of a layer, for images of `size`.
 
         The model runs on one blank image, of which little more than the embedding is computed: the blocks before the
-        cut pass on what they get, and the cut gives out `tokens`.
+        cut pass on what they get, and the cut returns `tokens`.
         """
         size = size or self.sizes.default
         grid = self.grid(*size, layer)
@@ -202,7 +201,7 @@ class Tower:
         blank = weight.new_zeros(1, self.channels, *size)
         native, cut = self._native(tokens, grid, layer), self._cut(layer)
         own = self.blocks[0].forward
-        form: Any = None  # what a block returns, seen from the first: the tokens, or a tuple that begins with them
+        form: Any = None  # what the first block returns: the tokens, or a tuple that begins with them
 
         def passing(index: int) -> Callable[..., Any]:
             def forward(value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -214,18 +213,27 @@ class Tower:
 
             return forward
 
-        with undisturbed(self.model), ExitStack() as stack:
+        with eval_mode(self.model), ExitStack() as stack:
             for index, block in enumerate(self.blocks[: layer + 1]):
-                stack.enter_context(instead(block, passing(index)))
+                stack.enter_context(replaced_forward(block, passing(index)))
             if cut is self.norm:
-                stack.enter_context(instead(cut, lambda *_, **__: native))
+                stack.enter_context(replaced_forward(cut, lambda *_, **__: native))
             return self._outputs(blank)
 
-    def _checked(self, images: Tensor, layer: int) -> tuple[Tensor, tuple[int, int]]:
-        if images.ndim != 4 or images.shape[1] != self.channels or not images.is_floating_point():
+    def _checked(self, images: Any, layer: int) -> tuple[Tensor, tuple[int, int]]:
+        if (
+            not isinstance(images, Tensor)
+            or images.ndim != 4
+            or images.shape[1] != self.channels
+            or not images.is_floating_point()
+        ):
+            found = (
+                f"{images.dtype} of shape {tuple(images.shape)}"
+                if isinstance(images, Tensor)
+                else type(images).__name__
+            )
             raise ValueError(
-                f"images: expected floats of shape (images, {self.channels}, height, width); "
-                f"found {images.dtype} of shape {tuple(images.shape)}"
+                f"images: expected floats of shape (images, {self.channels}, height, width); found {found}"
             )
         grid = self.grid(images.shape[2], images.shape[3], layer)
         weight = next(self.model.parameters())
@@ -238,7 +246,7 @@ class Tower:
     def _follow(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the model; tokens of the layer, pooled features, logits."""
         seen: list[Tensor] = []
-        with tapped(self._cut(layer), lambda _, output: seen.append(_first(output))):
+        with recorded(self._cut(layer), lambda _, output: seen.append(_first(output))):
             pooled, logits = self._outputs(images)
         if not seen:
             raise ValueError(f"layer {layer} did not run; if the model was changed, make its Backbone again")
@@ -249,7 +257,7 @@ class Tower:
         read: list[Tensor] = []
         with ExitStack() as stack:
             for classifier in self.classifiers:
-                stack.enter_context(tapped(classifier, lambda args, _: read.append(args[0])))
+                stack.enter_context(recorded(classifier, lambda args, _: read.append(args[0])))
             output = (self.run or self.model)(images)
         if not self.classifiers:
             return output, None
@@ -262,9 +270,9 @@ class Tower:
     ) -> Tensor:
         if len(probe.seen) != 1:
             raise ValueError(
-                f"{type(asked).__name__} computed {len(probe.seen) or 'no'} attentions that can be seen, instead of one: "
-                "it must call scaled_dot_product_attention, nn.MultiheadAttention or a softmax over (B, heads, T, T). "
-                "For transformers, load the model with attn_implementation='sdpa'"
+                f"{type(asked).__name__} computed {len(probe.seen) or 'no'} visible attentions instead of one: it must "
+                "call scaled_dot_product_attention, nn.MultiheadAttention or a softmax over (B, heads, T, T); "
+                "in transformers, load the model with attn_implementation='sdpa'"
             )
         if self.windows is not None:
             return attention_received(probe.seen[0], grid, self.windows(block, grid))
@@ -275,7 +283,7 @@ class Tower:
                 f"{type(asked).__name__} computed attention of shape {tuple(attention.shape)} for tokens "
                 f"{tuple(tokens.shape)}; only attention between tokens can be explained"
             )
-        return F.pad(attention, (unseen, 0)) if unseen else attention  # pooling heads read the patches alone
+        return F.pad(attention, (unseen, 0)) if unseen else attention  # pooling heads only read the patches
 
     def _tokens(self, output: Tensor, layer: int) -> Tensor:
         if output.ndim != (4 if self.layout == "BHWD" else 3):
@@ -298,6 +306,6 @@ def _first(output: Any) -> Any:
 
 
 def classifier_of(head: Any) -> list[nn.Module]:
-    """The layer of a head that makes the logits: its last linear one; none for an identity."""
+    """The last linear layer of a head, which makes the logits; none for an identity."""
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)] if isinstance(head, nn.Module) else []
     return list(layers[-1:])

@@ -1,140 +1,155 @@
-"""The training run of `finetune`: batches, steps and epochs."""
+"""The training loop of `finetune`: steps, epochs, and the state needed to resume."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.batches import Pixels
 from pace.backbones.tower import Tower
-from pace.images import ImageSet, Perturb, normalize
-from pace.images.loading import decoded
-from pace.observing.pipeline import ahead
+from pace.images import Perturb, normalize
 from pace.progress import Advance
 
-CACHE_BYTES = 4 << 30  # images are decoded once and kept as uint8 when they fit in this
 _CLIP_NORM = 1.0
 
 
 class Epoch(NamedTuple):
-    """What one pass over the training images gave."""
+    """Results of one pass over the training images."""
 
     train_loss: float
-    loss: float  # of the held-out images
-    accuracy: float  # of the held-out images
+    loss: float  # on the held-out images
+    accuracy: float  # on the held-out images
     images: int = 0  # held out
 
 
-def best_of(history: Sequence[Epoch]) -> int:
-    """The last epoch that is as accurate as any, give or take a standard error.
+def best_epoch(history: Sequence[Epoch]) -> int:
+    """The last epoch within one standard error of the highest accuracy.
 
-    A few held-out images cannot tell epochs apart that are nearer than that, and late ones have settled: their learning rate
-    was small, and they have seen more perturbed images.
+    A few held-out images cannot tell such epochs apart, and late ones are better trained: the learning rate is small
+    there, and they have seen more augmented images.
     """
     top = max(history, key=lambda epoch: epoch.accuracy)
     error = math.sqrt(top.accuracy * (1 - top.accuracy) / top.images) if top.images else 0.0
     return max(number for number, epoch in enumerate(history) if epoch.accuracy >= top.accuracy - error)
 
 
-class _Step(NamedTuple):
-    images: Tensor  # uint8
-    labels: Tensor
-    draws: Tensor
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Those of `finetune`, which describes them."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    layer_decay: float
+    weight_decay: float
+    warmup: float
+    label_smoothing: float
+    seed: int
+    amp: bool
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ValueError(f"epochs and batch_size: expected 1 or more; found {self.epochs} and {self.batch_size}")
+        if self.lr <= 0:
+            raise ValueError(f"lr: expected a number above 0; found {self.lr}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup: expected a share from 0 to below 1; found {self.warmup}")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay: expected a share above 0 and up to 1; found {self.layer_decay}")
 
 
-class Run:
-    """Model, optimiser and the step they are at."""
+class Trainer:
+    """A model and its optimizer, at some step of the training."""
 
-    def __init__(
-        self,
-        tower: Tower,
-        lr: float,
-        layer_decay: float,
-        weight_decay: float,
-        steps: int,
-        warmup: float,
-        label_smoothing: float,
-        amp: bool,
-    ) -> None:
+    def __init__(self, tower: Tower, settings: Hyperparameters, images: int) -> None:
         self.model, self._preprocessing = tower.model, tower.preprocessing
         self._logits: Callable[[Tensor], Tensor] = tower.run or tower.model
-        self._lr, self._steps, self._warmup = lr, steps, max(1, round(warmup * steps))
-        self._label_smoothing, self._amp = label_smoothing, amp
+        self._settings = settings
+        self._steps = settings.epochs * math.ceil(images / settings.batch_size)
+        self._warmup = max(1, round(settings.warmup * self._steps))
         self.step = 0
+        self.best: dict[str, Tensor] | None = None
         groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
-        for parameter, share in _shares_of_rate(tower, layer_decay):
-            decay = weight_decay if parameter.ndim > 1 else 0.0  # not of biases, norms and scales
+        for parameter, share in learning_rate_shares(tower, settings.layer_decay):
+            decay = settings.weight_decay if parameter.ndim > 1 else 0.0  # not on biases, norms and scales
             groups[share, decay].append(parameter)
         self.optimizer = torch.optim.AdamW(
-            [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()], lr=lr
+            [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()],
+            lr=settings.lr,
         )
-        self.best: dict[str, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def rate(self) -> float:
-        if self.step < self._warmup:
-            return self._lr * (self.step + 1) / self._warmup
-        return self._lr * (1 + math.cos(math.pi * (self.step - self._warmup) / (self._steps - self._warmup))) / 2
-
-    def train(self, batches: Generator[_Step], augment: Perturb | None, advance: Advance) -> float:
+    def run_epoch(self, train: Pixels, labels: Tensor, augment: Perturb | None, epoch: int, advance: Advance) -> float:
+        """One pass over the images, in an order that only depends on seed and epoch; returns the mean loss."""
+        seed, count = self._settings.seed, len(labels)
+        order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+        total = torch.zeros((), device=self.device)
+        devices = [self.device] if self.device.type == "cuda" else []
         self.model.train()
-        total, count = torch.zeros((), device=self.device), 0
-        for images, labels, draws in batches:
-            batch = _floats(images, self.device)
-            batch = batch if augment is None else augment(batch, draws)
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["share"] * self.rate()
-            loss = F.cross_entropy(
-                self._forward(batch), labels.to(self.device, non_blocking=True), label_smoothing=self._label_smoothing
-            )
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP_NORM)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.step += 1
-            total += loss.detach() * len(labels)
-            count += len(labels)
-            advance(len(labels))
+        with torch.random.fork_rng(devices):  # dropout and stochastic depth draw from the global generator
+            torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
+            for rows, batch in train.batches(order, self._settings.batch_size):
+                numbers = torch.as_tensor(rows)
+                batch = batch if augment is None else augment(batch, numbers + epoch * count)
+                total += self._update(batch, labels[numbers].to(self.device)) * len(rows)
+                advance(len(rows))
         mean = float(total) / count
         if not math.isfinite(mean):
-            raise ValueError(f"the loss is {mean} after {self.step} steps; try a smaller lr than {self._lr:g}")
+            raise ValueError(f"lr: the loss is {mean} after {self.step} steps; try less than {self._settings.lr:g}")
         return mean
 
+    def _update(self, batch: Tensor, labels: Tensor) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["share"] * self._rate()
+        loss = F.cross_entropy(self._forward(batch), labels, label_smoothing=self._settings.label_smoothing)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return loss.detach()
+
+    def _rate(self) -> float:
+        """Linear warm-up, then a cosine to zero."""
+        if self.step < self._warmup:
+            return self._settings.lr * (self.step + 1) / self._warmup
+        return (
+            self._settings.lr * (1 + math.cos(math.pi * (self.step - self._warmup) / (self._steps - self._warmup))) / 2
+        )
+
     @torch.no_grad()
-    def evaluate(self, pictures: Pictures, batch_size: int) -> tuple[float, float]:
+    def evaluate(self, held_out: Pixels, labels: Tensor) -> tuple[float, float]:
         """Loss and accuracy on images as they are."""
         self.model.eval()
         right = torch.zeros((), device=self.device)
         loss = torch.zeros((), device=self.device)
-        count = len(pictures.labels)
-        with closing(ahead(pictures.batches(range(count), batch_size))) as batches:
-            for rows, images in batches:
-                labels = pictures.labels[rows[0] : rows[-1] + 1].to(self.device)
-                logits = self._forward(_floats(images, self.device))
-                loss += F.cross_entropy(logits, labels, reduction="sum")
-                right += (logits.argmax(-1) == labels).sum()
-        return float(loss) / count, float(right) / count
+        for rows, batch in held_out.batches(range(len(labels)), self._settings.batch_size):
+            expected = labels[rows[0] : rows[-1] + 1].to(self.device)
+            logits = self._forward(batch)
+            loss += F.cross_entropy(logits, expected, reduction="sum")
+            right += (logits.argmax(-1) == expected).sum()
+        return float(loss) / len(labels), float(right) / len(labels)
 
     def _forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._amp):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._settings.amp):
             return self._logits(normalize(images, self._preprocessing)).float()
 
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a later run needs to go on from here."""
+        """Model and optimizer, flat, for a file."""
         moments = {
             f"optimizer.{name}.{key}": value.detach().cpu()
             for name, parameter in self.model.named_parameters()
@@ -144,87 +159,28 @@ class Run:
 
     def restore(self, state: dict[str, Tensor], step: int) -> None:
         self.step = step
-        model = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
-        self.model.load_state_dict(model)
+        self.model.load_state_dict(_below(state, "model."))
         for name, parameter in self.model.named_parameters():
-            prefix = f"optimizer.{name}."
-            moments = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
-            if moments:
-                # The step count stays on the CPU, where AdamW keeps it.
+            moments: dict[str, Any] = _below(state, f"optimizer.{name}.")
+            if moments:  # the step count stays on the CPU, where AdamW keeps it
                 self.optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
                 }
 
 
-def _shares_of_rate(tower: Tower, decay: float) -> Iterator[tuple[Tensor, float]]:
-    """The parameters that are trained, each with its share of the learning rate: 1 in the last block and the classifier."""
+def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def learning_rate_shares(tower: Tower, decay: float) -> Iterator[tuple[Tensor, float]]:
+    """Every trained parameter with its share of the learning rate: 1 in the last block and the classifier."""
     last = len(tower.blocks)
     depth = {id(parameter): number for number, block in enumerate(tower.blocks, 1) for parameter in block.parameters()}
     of_blocks = set(depth)
     depth |= {id(parameter): last for layer in tower.classifiers for parameter in layer.parameters()}
-    usual = 0  # of what embeds patches and positions, which comes before the blocks; norms and pools come after them
+    elsewhere = 0  # patch and position embeddings come before the blocks, norms and pools after them
     for parameter in tower.model.parameters():
         if id(parameter) in of_blocks:
-            usual = last
+            elsewhere = last
         if parameter.requires_grad:
-            yield parameter, decay ** (last - depth.get(id(parameter), usual))
-
-
-def one_epoch(
-    run: Run,
-    train: Pictures,
-    held_out: Pictures,
-    augment: Perturb | None,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    advance: Advance,
-) -> Epoch:
-    """Train on every image once, then judge; every random choice depends on seed and epoch alone."""
-    devices = [run.device] if run.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):  # dropout and stochastic depth draw from the global generator
-        torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
-        with closing(ahead(_training_batches(train, batch_size, seed, epoch))) as batches:
-            train_loss = run.train(batches, augment, advance)
-    return Epoch(train_loss, *run.evaluate(held_out, batch_size), len(held_out.labels))
-
-
-class Pictures:
-    """Images at the model's size: decoded once and kept as uint8 if there is room, else decoded as they are used."""
-
-    def __init__(self, images: ImageSet, preprocessing: Preprocessing, workers: int | None, for_gpu: bool) -> None:
-        assert images.labels is not None
-        self._images, self._preprocessing, self._workers, self._for_gpu = images, preprocessing, workers, for_gpu
-        self.labels = torch.from_numpy(images.labels)
-        self._kept: Tensor | None = None
-        height, width = preprocessing.size
-        if len(images) * 3 * height * width <= CACHE_BYTES:
-            kept = torch.empty((len(images), 3, height, width), dtype=torch.uint8)
-            for rows, batch in self.batches(range(len(images)), 64):
-                kept[rows[0] : rows[-1] + 1] = batch
-            self._kept = kept
-
-    def batches(self, order: Sequence[int], size: int) -> Generator[tuple[Sequence[int], Tensor]]:
-        parts = [order[start : start + size] for start in range(0, len(order), size)]
-        if self._kept is None:
-            return decoded(self._images, parts, self._preprocessing, self._workers, self._for_gpu)
-        kept = self._kept
-        return ((rows, kept[torch.as_tensor(rows)]) for rows in parts)
-
-
-def _training_batches(pictures: Pictures, batch_size: int, seed: int, epoch: int) -> Generator[_Step]:
-    count = len(pictures.labels)
-    order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
-    batches = pictures.batches(order, batch_size)
-
-    def steps() -> Generator[_Step]:
-        with closing(batches):
-            for rows, images in batches:
-                numbers = torch.as_tensor(rows)
-                yield _Step(images, pictures.labels[numbers], numbers + epoch * count)
-
-    return steps()
-
-
-def _floats(images: Tensor, device: torch.device) -> Tensor:
-    return images.to(device, non_blocking=True).float() / 255
+            yield parameter, decay ** (last - depth.get(id(parameter), elsewhere))

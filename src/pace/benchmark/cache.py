@@ -1,44 +1,26 @@
-"""Finished work on disk: one small file for every piece, named after everything it depends on."""
+"""Finished work on disk: one small file for every piece, named after everything it depends on. Nothing is ever deleted."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import shutil
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pace import __version__
 from pace.atomic import write_atomically
 
-_PACKAGE = Path(__file__).parents[1]
-# The code between images and observations; `source_digest` fails if one of these is renamed.
-_OBSERVING = ("backbones", "images", "observing", "baselines/head.py", "observations.py")
-# Code that only shows results: a table that looks different is no reason to compute its rows again.
-_SHOWING = ("cli", "demo", "showing", "benchmark/published.py", "benchmark/tables.py", "benchmark/writing.py")
 
+@functools.cache
+def code_digest() -> str:
+    """Digest of this package's source code, as it was when first asked for: edited code computes everything anew.
 
-@cache
-def code_of(stage: Literal["observations", "methods"]) -> str:
-    """Digest of the source code that a stage depends on, as it was when first asked for.
-
-    Fine-tuned models do not depend on it: they take hours, and their files say how they were trained.
+    Only fine-tuned models do not depend on it: they take hours, and their files say how they were trained.
     """
-    return source_digest(_PACKAGE, only=_OBSERVING) if stage == "observations" else source_digest(_PACKAGE, _SHOWING)
-
-
-def source_digest(package: Path, without: tuple[str, ...] = (), only: tuple[str, ...] = (".",)) -> str:
-    """Of all Python files in a folder, or in some parts of it, by name and content."""
-    kept, left_out = ([package / name for name in names] for names in (only, without))
-    missing = [str(part) for part in (*kept, *left_out) if not part.exists()]
-    if missing:
-        raise FileNotFoundError(f"{', '.join(missing)}: no such source code; was it renamed?")
     digest = hashlib.blake2b(digest_size=6)
-    for file in sorted(package.rglob("*.py")):
-        if any(map(file.is_relative_to, kept)) and not any(map(file.is_relative_to, left_out)):
-            content = file.read_bytes()
-            digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -49,12 +31,11 @@ def key_of(**facts: Any) -> str:
 
 
 class Cache:
-    """JSON records in a folder, by stage and key. `resumed`: an earlier run has left something in it."""
+    """JSON records in a folder, by stage and key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.resumed = any(folder.iterdir())
 
     def path(self, stage: str, key: str, suffix: str = "json") -> Path:
         return self.folder / f"{stage}-{key}.{suffix}"
@@ -68,15 +49,3 @@ class Cache:
 
     def put(self, stage: str, key: str, record: dict[str, Any]) -> None:
         write_atomically(self.path(stage, key), json.dumps(record, indent=1, allow_nan=False).encode())
-
-    def observations(self, code: str) -> Path:
-        """The folder for observations that this code makes."""
-        return self.folder / "observations" / code
-
-    def discard_observations(self, code: str) -> list[str]:
-        """Remove observations that other code made, since nothing will read them; returns the names of their folders."""
-        current = self.observations(code)
-        old = [folder for folder in sorted(current.parent.glob("*")) if folder != current and folder.is_dir()]
-        for folder in old:
-            shutil.rmtree(folder, ignore_errors=True)
-        return [folder.name for folder in old]

@@ -64,22 +64,17 @@ class Method:
 
 
 def choose_methods(
-    names: Sequence[str],
-    concepts: int = 100,
-    repeats: Mapping[str, int] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    names: Sequence[str], concepts: int, repeats: Mapping[str, int], options: Mapping[str, Mapping[str, Any]]
 ) -> list[Method]:
     """Methods by name, ``label=name`` for a second configuration, or "references" for all of these.
 
     `concepts` is K of all methods that have it as an option, `repeats` the runs of "shap" and "lime"; `options` are by label.
     """
-    options = options or {}
     known = [*EXPLAINERS, COLORS]
-    expanded = [part for name in names for part in (REFERENCES if name == "references" else (name,))]
-    if not expanded:
+    if not names:
         raise ValueError(f"methods: expected some of {', '.join(known)}; found none")
     chosen: dict[str, Method] = {}
-    for text in expanded:
+    for text in [part for name in names for part in (REFERENCES if name == "references" else (name,))]:
         label, _, name = text.rpartition("=")
         if name not in known:
             raise ValueError(f"method {name!r} is not known; expected some of {', '.join([*known, 'references'])}")
@@ -90,17 +85,13 @@ def choose_methods(
             raise ValueError(f"method {label!r} is there twice; give one of them its own label, as in tied=pace")
         own = {"n_concepts": concepts} if "n_concepts" in _options(name) else {}
         family = name.partition("-")[0]
-        if repeats and family in repeats:
+        if family in repeats:
             own["repeats"] = repeats[family]
         chosen[label] = Method(label, name, {**own, **options.get(label, {})})
-    stray = sorted(options.keys() - chosen.keys())
-    if stray:
+        _check(chosen[label])
+    if stray := sorted(options.keys() - chosen.keys()):
         add = stray[0] if stray[0] in EXPLAINERS else f"{stray[0]}=pace, say,"
-        raise ValueError(
-            f"options for {stray[0]!r}, which is not among the methods {', '.join(chosen)}; add {add} to them"
-        )
-    for method in chosen.values():
-        _check(method)
+        raise ValueError(f"options for {stray[0]!r}, not one of the methods {', '.join(chosen)}; add {add} to them")
     return list(chosen.values())
 
 
@@ -114,8 +105,7 @@ def _options(name: str) -> set[str]:
 def _check(method: Method) -> None:
     """Before hours of work rather than after."""
     known = _options(method.name)
-    unknown = method.options.keys() - known
-    if unknown:
+    if unknown := method.options.keys() - known:
         raise ValueError(f"{method.label} has no option {unknown.pop()!r}; it has {', '.join(sorted(known)) or 'none'}")
     if method.name != COLORS:
         try:

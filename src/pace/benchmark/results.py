@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pace.benchmark.methods import Method
 from pace.metrics import Scores
-
-FORMAT = "pace-benchmark-1"
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Row:
 
     scores : None if it failed; `failed` says why
     spread : standard deviation over the runs of a random method, by score
-    runs : how many there were
+    runs : how many there were; `note` says why if there were fewer than planned
     images_per_second : image-level explanations in one run
     seconds : by stage: fit, explain (all runs), score
     """
@@ -33,7 +31,7 @@ class Row:
     runs: int = 0
     images_per_second: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    note: str | None = None
     failed: str | None = None
 
     def value(self, metric: str) -> float | None:
@@ -45,24 +43,12 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         scores = None if self.scores is None else self.scores.as_dict()
-        return {**vars(self), "method": dict(vars(self.method)), "scores": scores, "notes": list(self.notes)}
+        return {**vars(self), "method": dict(vars(self.method)), "scores": scores}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Row:
         scores = None if values["scores"] is None else Scores.from_dict(values["scores"])
-        return cls(
-            **{**values, "method": Method(**values["method"]), "scores": scores, "notes": tuple(values["notes"])}
-        )
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Time spent; `cached` if its result was already there."""
-
-    dataset: str
-    name: str
-    seconds: float
-    cached: bool = False
+        return cls(**{**values, "method": Method(**values["method"]), "scores": scores})
 
 
 @dataclass
@@ -72,7 +58,6 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
 
     @property
     def datasets(self) -> list[str]:
@@ -91,23 +76,12 @@ class Results:
         rows = (self.row(dataset, method.label) for method in self.methods)
         return [row for row in rows if row is not None]
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "settings": self.settings,
-            "about": self.about,
-            "rows": [row.as_dict() for row in self.rows],
-            "stages": [vars(stage) for stage in self.stages],
-        }
+    def of_method(self, method: Method) -> list[Row | None]:
+        """On every dataset."""
+        return [self.row(dataset, method.label) for dataset in self.datasets]
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Results:
-        return cls(
-            [Row.from_dict(row) for row in values["rows"]],
-            dict(values["about"]),
-            dict(values["settings"]),
-            [Stage(**stage) for stage in values["stages"]],
-        )
+    def as_dict(self) -> dict[str, Any]:
+        return {"settings": self.settings, "about": self.about, "rows": [row.as_dict() for row in self.rows]}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Results:
@@ -118,20 +92,16 @@ class Results:
             raise FileNotFoundError(f"{file}: no such results; expected results.json or the folder it is in")
         try:
             values = json.loads(file.read_bytes())
-            if values["format"] != FORMAT:
-                raise KeyError("format")
-            return cls.from_dict(values)
+            return cls([Row.from_dict(row) for row in values["rows"]], values["about"], values["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} has no benchmark results that this version can read ({error!r})") from None
 
-    def add(self, others: Iterable[Results]) -> None:
-        """Add rows and settings of other runs. Of two rows for the same dataset and method, this run's is kept."""
-        for other in others:
-            if self.settings:
-                self.settings = {**self.settings, "added": [*self.settings.get("added", []), other.settings]}
-            else:
-                self.settings = other.settings
-            known = {(row.dataset, row.method.label) for row in self.rows}
-            self.rows += [row for row in other.rows if (row.dataset, row.method.label) not in known]
-            self.about = {**other.about, **self.about}
-            self.stages += other.stages
+    def with_others(self, others: Sequence[Results]) -> Results:
+        """With rows of other runs added. Of two rows for the same dataset and method, the first is kept."""
+        rows: dict[tuple[str, str], Row] = {}
+        about: dict[str, dict[str, Any]] = {}
+        for results in (self, *others):
+            for row in results.rows:
+                rows.setdefault((row.dataset, row.method.label), row)
+            about = {**results.about, **about}
+        return Results([*rows.values()], about, {**self.settings, "added": [other.settings for other in others]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from pace.baselines import Explainer, PaceExplainer, TrueColors
-from pace.benchmark.inputs import Inputs
+from pace.benchmark.data import Inputs
 from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
 from pace.explanation import Explanation
 from pace.metrics import (
+    Score,
     Scores,
     bootstrap,
     deletion,
@@ -56,30 +57,28 @@ class Scoring:
 
 def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) -> Row:
     """Run r explains with seed + r; run 0 gets every score, the others only those that are cheap."""
-    device = inputs.backbone.device
-    clock = _Clock(device)
+    device, seconds = inputs.backbone.device, dict.fromkeys(("fit", "explain", "score"), 0.0)
     (train, train_pair), (test, test_pair) = inputs.train, inputs.test
-    explainer = TrueColors(inputs.known_colours, **method.options) if method.name == COLORS else method.make()
-    with clock.time("fit"):
+    explainer = TrueColors(inputs.known_colours(), **method.options) if method.name == COLORS else method.make()
+    with _timed(seconds, "fit"):
         explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed)
-    with clock.time("explain"):
+    with _timed(seconds, "explain"):
         of_train = explainer.explain(train, seed=seed, patches=False)
-    speed = len(train) / clock.last
-    with clock.time("explain"):
-        of_test = explainer.explain(test, seed=seed)
-    with clock.time("explain"):
         of_perturbed = explainer.explain(test_pair, seed=seed, patches=False)
-    speed = max(speed, len(test) / clock.last)  # the first call may include warming up
-    with clock.time("score"):
+    speed = (len(train) + len(test)) / seconds["explain"]
+    with _timed(seconds, "explain"):
+        of_test = explainer.explain(test, seed=seed)
+    with _timed(seconds, "score"):
         some = inputs.sample(scoring.patch_images)
         weights = _token_weights(explainer, of_test, test.attention)
+        theta: Any = torch.as_tensor(of_train.theta, device=device)  # where the regressions run
         scores = score_explanations(
-            replace(of_train, theta=_on(device, of_train.theta)),
+            replace(of_train, theta=theta),
             replace(of_test, phi=None if of_test.phi is None else of_test.phi[some]),
             of_perturbed,
-            yhat_train=inputs.predicted(train),
-            yhat_test=inputs.predicted(test),
-            yhat_perturbed=inputs.predicted(test_pair),
+            yhat_train=train.predictions,
+            yhat_test=test.predictions,
+            yhat_perturbed=test_pair.predictions,
             given_prediction=_given_prediction(explainer, inputs),
             attention=None if weights is None else weights[some],
             concepts=explainer.concepts_,
@@ -87,53 +86,63 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             seed=seed,
             **{name: known[some] for name, known in inputs.truth.items()},
         )
-        scores = _with_hidden_patches(scores, of_test, inputs, scoring, seed)
-    runs = _Runs(scores)
-    note = _repeat(explainer, method, (of_test, of_perturbed), runs, inputs, scoring, seed, clock)
-    notes = (note,) if note else ()
-    return Row(inputs.dataset.name, method, runs.mean(), runs.spread(), runs.count, speed, clock.seconds, notes)
+        scores = Scores([*scores.values(), *_hidden_patches(of_test, inputs, scoring, seed)], scores.warnings)
+    values = {name: [score.value] for name, score in scores.items()}
+    runs, note = _repeat(explainer, inputs, scoring, seed, seconds, values), None
+    if runs < explainer.repeats:
+        note = f"{runs} of {explainer.repeats} runs in the {scoring.repeat_seconds:g} seconds they were given"
+    spread = {name: float(np.std(found, ddof=1)) for name, found in values.items() if len(found) > 1}
+    return Row(inputs.dataset.name, method, _averaged(scores, values), spread, runs, speed, seconds, note)
 
 
 def _repeat(
     explainer: Explainer,
-    method: Method,
-    first: tuple[Explanation, Explanation],
-    runs: _Runs,
     inputs: Inputs,
     scoring: Scoring,
     seed: int,
-    clock: _Clock,
-) -> str | None:
-    """The runs of a random method after the first; returns a note if there were fewer than its `repeats`."""
+    seconds: dict[str, float],
+    values: dict[str, list[float]],
+) -> int:
+    """Add the scores of a random method's further runs to its `values`; returns the number of runs."""
     (train, _), (test, test_pair) = inputs.train, inputs.test
-    yhat_train, yhat, yhat_perturbed = (inputs.predicted(some) for some in (train, test, test_pair))
+    yhat_train, yhat, yhat_perturbed = train.predictions, test.predictions, test_pair.predictions
     began = time.monotonic()
-    with progress(f"{inputs.dataset.name}: {method.title}", explainer.repeats, done=1) as advance:
+    with progress(f"{inputs.dataset.name}: runs of {explainer.name}", explainer.repeats, done=1) as advance:
         for run in range(1, explainer.repeats):
             if scoring.repeat_seconds is not None and time.monotonic() - began > scoring.repeat_seconds:
-                return f"{run} of {explainer.repeats} runs in the {scoring.repeat_seconds:g} seconds they were given"
-            with clock.time("explain"):
-                theta, moved = (
-                    explainer.explain(some, seed=seed + run, patches=False).theta for some in (test, test_pair)
-                )
-            if np.array_equal(theta, first[0].theta) and np.array_equal(moved, first[1].theta):
-                return "Another seed gave the same explanations to the last bit, so one run stands for all"
-            cheap = {
+                return run
+            with _timed(seconds, "explain"):
+                theta = explainer.explain(test, seed=seed + run, patches=False).theta
+                moved = explainer.explain(test_pair, seed=seed + run, patches=False).theta
+            found = {
                 "stability": stability(theta, moved),
                 "stability_when_prediction_holds": stability_when_prediction_holds(theta, moved, yhat, yhat_perturbed),
                 "sparsity": sparsity(theta),
                 "hoyer_sparsity": hoyer_sparsity(theta),
                 "effective_concepts": effective_concepts(theta),
             }
-            runs.add(cheap)
-            if run < scoring.regression_runs and runs.has("faithfulness"):
-                with clock.time("explain"):
+            if run < scoring.regression_runs and "faithfulness" in values:
+                with _timed(seconds, "explain"):
                     learned = explainer.explain(train, seed=seed + run, patches=False).theta
-                with clock.time("score"):
-                    there = _on(inputs.backbone.device, learned)
-                    runs.add({"faithfulness": faithfulness(there, yhat_train, theta, yhat, seed=seed)})
+                with _timed(seconds, "score"):
+                    there = torch.as_tensor(learned, device=inputs.backbone.device)
+                    found["faithfulness"] = faithfulness(there, yhat_train, theta, yhat, seed=seed)
+            for name in found.keys() & values.keys():
+                values[name].append(found[name])
             advance()
-    return None
+    return explainer.repeats
+
+
+def _averaged(scores: Scores, values: dict[str, list[float]]) -> Scores:
+    """Means over the runs, with the intervals of the first shifted to them."""
+    averaged = []
+    for name, score in scores.items():
+        mean = float(np.mean(values[name]))
+        shift = mean - score.value
+        ends = (score.low, score.high)
+        low, high = (None if end is None else float(np.clip(end + shift, *score.range)) for end in ends)
+        averaged.append(replace(score, value=mean, low=low, high=high))
+    return Scores(averaged, scores.warnings)
 
 
 def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array] | None:
@@ -144,84 +153,31 @@ def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array]
         explainer.model_.explain(some, use_predictions=True, patches=False).theta
         for some, _ in (inputs.train, inputs.test)
     )
-    return _on(inputs.backbone.device, train), test
+    return torch.as_tensor(train, device=inputs.backbone.device), test
 
 
-def _on(device: torch.device, theta: Array) -> Any:
-    """Regressions run on the device of the training images' θ."""
-    return torch.as_tensor(theta, device=device)
-
-
-def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> Array | None:
+def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> Any:
     """The weight (M, J) of every token in θ: its attention for PACE; elsewhere θ is a mean, so its own size counts."""
     if found.phi is None:
         return None
     if isinstance(explainer, PaceExplainer):
-        return np.asarray(attention.cpu() if isinstance(attention, torch.Tensor) else attention)
+        return attention
     weights: Array = np.stack([np.abs(tokens).sum(1) for tokens in found.phi])
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
-def _with_hidden_patches(scores: Scores, found: Explanation, inputs: Inputs, scoring: Scoring, seed: int) -> Scores:
-    """With deletion and insertion added."""
+def _hidden_patches(found: Explanation, inputs: Inputs, scoring: Scoring, seed: int) -> list[Score]:
+    """Deletion and insertion."""
     if found.phi is None or not scoring.hidden_images:
-        return scores
+        return []
     rows = inputs.sample(scoring.hidden_images)
+    predict, options = inputs.hide(rows), {"resamples": scoring.bootstrap, "seed": seed, "batch_size": _FORWARD}
     relevance = patch_relevance(found.phi[rows], found.theta[rows], found.prefix_tokens)
-    options = {"resamples": scoring.bootstrap, "seed": seed, "batch_size": _FORWARD}
-    more = [bootstrap(metric, inputs.hide, relevance, **options) for metric in (deletion, insertion)]
-    return Scores([*scores.values(), *more], scores.warnings)
+    return [bootstrap(metric, predict, relevance, **options) for metric in (deletion, insertion)]
 
 
-class _Runs:
-    """Scores of several runs: their means, with the interval of the first shifted to them, and their spread."""
-
-    def __init__(self, first: Scores) -> None:
-        self._first = first
-        self._values = {name: [score.value] for name, score in first.items()}
-        self.count = 1
-
-    def add(self, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            if self.has(name):
-                self._values[name].append(value)
-        self.count = max(map(len, self._values.values()))
-
-    def has(self, name: str) -> bool:
-        return name in self._values
-
-    def mean(self) -> Scores:
-        scores = []
-        for name, score in self._first.items():
-            mean = float(np.mean(self._values[name]))
-            shift = mean - score.value
-            low, high = (
-                None if end is None else float(np.clip(end + shift, *score.range)) for end in (score.low, score.high)
-            )
-            scores.append(replace(score, value=mean, low=low, high=high))
-        return Scores(scores, self._first.warnings)
-
-    def spread(self) -> dict[str, float]:
-        return {name: float(np.std(found, ddof=1)) for name, found in self._values.items() if len(found) > 1}
-
-
-class _Clock:
-    """Seconds by stage, including the GPU's work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.seconds: dict[str, float] = {}
-        self.last = 0.0
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        self._wait()
-        began = time.perf_counter()
-        yield
-        self._wait()
-        self.last = max(time.perf_counter() - began, 1e-9)
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + self.last
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[stage] += time.perf_counter() - began

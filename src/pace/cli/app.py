@@ -1,4 +1,4 @@
-"""The app: its commands, and the one place where errors, Ctrl-C and ``--json`` are dealt with."""
+"""The app: its commands, and the one place that handles errors, Ctrl-C and ``--json``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from typer.core import TyperGroup
 from pace import __version__
 from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
 from pace.cli.errors import line_of, one_line
+from pace.cli.options import with_options
 from pace.cli.output import as_json, complain, on_terminal, warnings_in_one_line
+from pace.cli.processes import wait_before_reporting
 from pace.cli.runs import Invocation
-from pace.cli.teams import wait_to_say
 
 INTERRUPTED = 130  # as shells report Ctrl-C
 
 
 class Interrupted(Exception):
-    """Ctrl-C, once it has left the command; typer would end without a word."""
+    """Ctrl-C outside the command; typer would exit without a message."""
 
 
 class Commands(TyperGroup):
-    """Runs a command and turns whatever becomes of it into lines and an exit code."""
+    """Runs a command and turns its outcome into lines and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,33 +46,41 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        invocation = Invocation(list(sys.argv[1:] if args is None else args))
-        for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters gets question marks, not an error
+        arguments = list(sys.argv[1:] if args is None else args)
+        invocation = Invocation(arguments, self._options(arguments))
+        for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters shows question marks
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
         if not on_terminal(sys.stderr):
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         if not invocation.debug:
-            os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would tell of every try without a network
+            os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # without a network it would report every attempt
         try:
             with ExitStack() as stack:
-                stack.enter_context(warnings_in_one_line(invocation.warnings, every=invocation.debug))
-                if invocation.json:  # whatever else is said, by whomever, must not get between the braces
+                stack.enter_context(
+                    warnings_in_one_line(invocation.warnings, invocation.options, every=invocation.debug)
+                )
+                if invocation.json:  # nothing else may be printed on standard output
                     stack.enter_context(redirect_stdout(sys.stderr))
                 code, document = self._outcome(
                     invocation, partial(super().main, invocation.arguments, prog_name, complete_var, False, **extra)
                 )
             if invocation.json and document:
                 print(as_json(document), flush=True)
-        except BrokenPipeError:  # whoever read the output has enough; nothing is left to be flushed at the end
+        except BrokenPipeError:  # the reader closed the pipe; leave nothing to be flushed at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             code = 1
         if not standalone_mode:
             return code
         sys.exit(code)
 
+    def _options(self, arguments: list[str]) -> dict[str, str]:
+        """The options of the command that is called, by the names of its parameters."""
+        command = next((self.commands[word] for word in arguments if word in self.commands), None)
+        return {} if command is None else {str(one.name): max(one.opts, key=len) for one in command.params}
+
     def _outcome(self, invocation: Invocation, command: Callable[..., Any]) -> tuple[int, dict[str, Any]]:
-        """Exit code and document of a command, whose errors are said here."""
+        """Exit code and JSON document of a command; prints its error."""
         try:
             found = command(obj=invocation)
             return (0, found) if isinstance(found, dict) else (found or 0, {})
@@ -82,29 +91,29 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
-            wait_to_say(error)
+            wait_before_reporting(error)
             if invocation.debug:
                 traceback.print_exc()
-            code, message = _refusal(error)
+            code, message = _code_and_message(error, invocation.options)
             complain("error", message)
             return code, {"error": message}
 
 
-def _refusal(error: Exception) -> tuple[int, str]:
+def _code_and_message(error: Exception, options: dict[str, str]) -> tuple[int, str]:
     if isinstance(error, typer.Abort):
         return 1, "aborted"
-    if hasattr(error, "format_message"):  # how the command was typed
+    if hasattr(error, "format_message"):  # typer's: the command was mistyped
         context = getattr(error, "ctx", None)
         where = f" (see {context.command_path} --help)" if context is not None else ""
         return int(getattr(error, "exit_code", 2)), one_line(error.format_message()) + where
-    return 1, line_of(error)
+    return 1, line_of(error, options)
 
 
 app = typer.Typer(
     name="pace",
     cls=Commands,
-    help="Explain a vision transformer by the concepts in its own patches: of a dataset, of an image, of every patch.",
-    # Boxes and colours are for terminals.
+    help="Explain a vision transformer by concepts: of a dataset, of an image, of every patch.",
+    # Boxes and colours only on terminals.
     rich_markup_mode="rich" if on_terminal(sys.stdout) else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -128,11 +137,14 @@ def _pace(
         typer.echo(ctx.get_help())
 
 
-app.command()(demo.demo)
-app.command()(extract.extract)
-app.command()(finetune.finetune)
-app.command()(fit.fit)
-app.command()(explain.explain)
-app.command()(evaluate.evaluate)
-app.command()(benchmark.benchmark)
-app.command()(report.report)
+for _command in (
+    demo.demo,
+    finetune.finetune,
+    extract.extract,
+    fit.fit,
+    explain.explain,
+    evaluate.evaluate,
+    report.report,
+    benchmark.benchmark,
+):
+    app.command()(with_options(_command))

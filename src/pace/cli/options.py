@@ -1,54 +1,37 @@
-"""The options that commands share, each described once."""
+"""The options that commands share, each declared once, and the groups that commands take together.
+
+A command takes a group as one parameter, a dataclass with one field per option; `with_options` expands it for typer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass, replace
 from enum import StrEnum
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from pace.cli.errors import Problem
 from pace.cli.runs import DATASETS, read_record
+from pace.fitting.parameters import PARAMETERS, Parameter
 
-_MODEL, _IMAGES, _RUN = "Model", "Images", "Run"  # headings of --help
-SCALE = "More data than memory"
+if TYPE_CHECKING:
+    from pace.backbones import ModelChoice
 
 
-class Covariance(StrEnum):
-    full = "full"
-    diag = "diag"
-    tied = "tied"
-    low_rank = "low_rank"
+_SHORT = {"n_concepts": ("-k",)}
 
 
 class Normalization(StrEnum):
     imagenet = "imagenet"
     half = "half"
     clip = "clip"
-
-
-class Updates(StrEnum):
-    exact = "exact"
-    paper = "paper"
-
-
-def _number_or_auto(given: object) -> int | str:
-    text = str(given)  # the default, and what a run remembers, are numbers already
-    if text == "auto":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text} is neither a whole number of at least 1 nor auto")
-    return int(text)
-
-
-def _block_or_auto(given: object) -> int | str:
-    text = str(given)
-    try:
-        return text if text == "auto" else int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text} is neither a whole number nor auto") from None
 
 
 def _complete_images(incomplete: str) -> Iterator[str]:
@@ -60,186 +43,243 @@ def _complete_run(incomplete: str) -> Iterator[str]:
     yield from (str(file.parent) for file in sorted(Path().glob("runs/*/run.json")) if str(file).startswith(incomplete))
 
 
-def _complete_splits() -> tuple[str, ...]:
-    return ("train", "test")
-
-
-def _once_usual(record: dict[str, Any]) -> dict[str, Any]:
-    """Defaults that have changed since, as a record shows by what it says of the model or leaves out."""
-    model = record.get("model") or {}
-    usual: dict[str, Any] = {"cls": True}  # it counted in benchmarks that were made before one could choose
-    if "layer" in model and model.get("attention_layer") is None and model["name"] != "color":
-        usual["layer"] = model["layer"]  # the last block, whatever its patches said
-    return usual
+def _number_or_auto(given: object) -> int | str:
+    text = str(given)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected a whole number or auto; found {text}") from None
 
 
 def _repeat(ctx: typer.Context, file: str | None) -> str | None:
-    """The values of an earlier run stand in for those not given."""
+    """--config: the options of an earlier run become the defaults."""
     if file is not None and not ctx.resilient_parsing:
         record = read_record(Path(file))
         if record["command"] != ctx.info_name:
-            raise Problem(f"--config {file} is of `pace {record['command']}`; this is `pace {ctx.info_name}`")
-        given = {name: value for name, value in record["configuration"].items() if value is not None}
-        ctx.default_map = {**_once_usual(record), **given}
+            raise Problem(f"--config {file} is a run of `pace {record['command']}`; this is `pace {ctx.info_name}`")
+        ctx.default_map = {name: value for name, value in record["configuration"].items() if value is not None}
     return file
 
 
-_images: Any = typer.Option(
+# The headings of --help. Options without one are the command's own.
+_images_option = partial(typer.Option, rich_help_panel="Images")
+_model_option = partial(typer.Option, rich_help_panel="Model")
+_run_option = partial(typer.Option, rich_help_panel="Run")
+
+Seed = Annotated[int, _run_option(min=0, help="Same seed, same result.")]
+
+
+@dataclass(frozen=True)
+class _Everywhere:
+    """Options of every command, used by the app and `pace.cli.runs.running`."""
+
+    out: Annotated[
+        str | None,
+        _run_option(
+            "--out", "-o", metavar="FOLDER", help="Folder to write to.", show_default="runs/<command>-<what>-<time>"
+        ),
+    ] = None
+    config: Annotated[
+        str | None,
+        _run_option(
+            metavar="run.json",
+            help="Repeat an earlier run; options given here replace its own.",
+            callback=_repeat,
+            is_eager=True,
+        ),
+    ] = None
+    json: Annotated[bool, _run_option("--json", help="Print one JSON document, for programs.")] = False
+    debug: Annotated[bool, _run_option("--debug", help="Show tracebacks of errors, and all warnings.")] = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    batch_size: Annotated[int, _run_option(min=1, help="Images in one forward pass of the model.")] = 64
+    device: Annotated[str, _run_option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")] = "auto"
+
+
+_images = _images_option(
     metavar="NAME|FOLDER",
-    help="A dataset (color, flower, cars, cub) or a folder of images; its subfolders are classes.",
+    help="A dataset (color, flower, cars, cub) or a folder of images whose subfolders are classes.",
     autocompletion=_complete_images,
-    rich_help_panel=_IMAGES,
     show_default=False,
 )
-Images = Annotated[str, _images]
-MaybeImages = Annotated[str | None, _images]
 DataRoot = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER", help="Where flower, cars or cub lies, in its official layout.", rich_help_panel=_IMAGES
-    ),
+    str | None, _images_option(metavar="FOLDER", help="The folder with flower, cars or cub, as distributed.")
 ]
-Split = Annotated[
-    str, typer.Option(help="Part of the dataset.", autocompletion=_complete_splits, rich_help_panel=_IMAGES)
+SkipUnreadable = Annotated[bool, _images_option("--skip-unreadable", help="Leave out images that cannot be read.")]
+Pairs = Annotated[
+    bool, _images_option("--pairs/--no-pairs", help="Also observe perturbed views of the images, to measure stability.")
 ]
-TestSplit = Annotated[
-    str | None,
-    typer.Option(
-        "--split",
-        help="Part of the dataset.",
-        show_default="test",
-        autocompletion=_complete_splits,
-        rich_help_panel=_IMAGES,
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(min=1, help="Use this many of the images, drawn with the seed.", rich_help_panel=_IMAGES),
-]
-SkipUnreadable = Annotated[
-    bool,
-    typer.Option("--skip-unreadable", help="Leave images out that cannot be read.", rich_help_panel=_IMAGES),
-]
-_model: Any = typer.Option(
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    images: Annotated[str | None, _images] = None
+    data_root: DataRoot = None
+    split: Annotated[
+        str | None,
+        _images_option(
+            help="Part of the dataset, such as train or test.",
+            show_default="train; test to evaluate and report",
+            autocompletion=lambda: ["train", "test"],
+        ),
+    ] = None
+    limit: Annotated[int | None, _images_option(min=1, help="Use a random sample of this many images.")] = None
+    skip_unreadable: SkipUnreadable = False
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class RequiredImages(ImageOptions):
+    images: Annotated[str, _images]
+
+
+_model = _model_option(
     metavar="NAME|PATH",
     help="A timm or Hugging Face name, a .safetensors file, a folder of `pace finetune`, or color.",
-    rich_help_panel=_MODEL,
     show_default=False,
 )
 Model = Annotated[str, _model]
 MaybeModel = Annotated[str | None, _model]
-Architecture = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="timm's name for what a .safetensors file holds.", rich_help_panel=_MODEL),
+MovedModel = Annotated[
+    str | None, _model_option("--model", metavar="PATH", help="Where the run's model is, if it has moved.")
 ]
-ImageSize = Annotated[
-    int | None,
-    typer.Option(min=1, help="Pixels a side, for timm models that take several.", rich_help_panel=_MODEL),
-]
-Normalize = Annotated[
-    Normalization | None,
-    typer.Option(
-        help="What a timm model's pixels are brought to, if not what timm says of its weights; half is from -1 to 1.",
-        rich_help_panel=_MODEL,
-    ),
+Probe = Annotated[
+    bool, _model_option("--probe", help="First fit a linear classifier on the labels, for a model without one.")
 ]
 LayerDecay = Annotated[
     float,
-    typer.Option(
-        help="Every block learns at this share of the next one's rate in fine-tuning: below 1, early ones stay as they were.",
-        rich_help_panel=_MODEL,
-    ),
+    _model_option(help="Learning rate of each block as a share of the next one's; below 1, early blocks change less."),
 ]
-Layer = Annotated[
-    Any,
-    typer.Option(
-        "--layer",
-        parser=_block_or_auto,
-        metavar="NUMBER|auto",
-        help="The block to explain, negative from the end; auto is the last whose patches still differ within images.",
-        show_default="auto; of color, the first",
-        rich_help_panel=_MODEL,
-    ),
-]
-CountCls = Annotated[
-    bool,
-    typer.Option(
-        "--cls/--no-cls", help="Whether the CLS token counts as a patch; in the paper it does.", rich_help_panel=_MODEL
-    ),
-]
-Probe = Annotated[
-    bool,
-    typer.Option(
-        "--probe",
-        help="Fit a linear classifier on the labels first, for a model that has none.",
-        rich_help_panel=_MODEL,
-    ),
-]
-MovedModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="PATH", help="Where the run's model is now, if it has moved.", rich_help_panel=_MODEL
-    ),
-]
-Pairs = Annotated[
-    bool,
-    typer.Option("--pairs/--no-pairs", help="Observe perturbed views as well, for stability.", rich_help_panel=_IMAGES),
-]
-FitRun = Annotated[
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    architecture: Annotated[
+        str | None, _model_option(metavar="NAME", help="timm's name for the weights in a .safetensors file.")
+    ] = None
+    image_size: Annotated[
+        int | None, _model_option(min=1, help="Pixels per side, for timm models that take several sizes.")
+    ] = None
+    normalize: Annotated[
+        Normalization | None,
+        _model_option(help="How a timm model's pixels are normalised, if not as timm says; half is from -1 to 1."),
+    ] = None
+
+    def choice(self, model: str) -> ModelChoice:
+        from pace.backbones import ModelChoice
+
+        return ModelChoice(model, self.architecture, self.image_size, self.normalize)
+
+
+@dataclass(frozen=True)
+class LayerOptions(LoadOptions):
+    layer: Annotated[
+        Any,
+        _model_option(
+            parser=_number_or_auto,
+            metavar="NUMBER|auto",
+            help="Block to explain, negative from the end; auto is the last one whose patches differ within images.",
+            show_default="auto; for color, the first",
+        ),
+    ] = None
+    cls: Annotated[bool, _model_option("--cls/--no-cls", help="Count CLS as a patch, as the paper does.")] = False
+
+    def choice(self, model: str) -> ModelChoice:
+        return replace(super().choice(model), layer=self.layer, count_cls=self.cls)
+
+
+FitFolder = Annotated[
     str | None,
     typer.Option(
         "--run",
         metavar="FOLDER",
-        help="The folder of a `pace fit`.",
+        help="Folder of a `pace fit`.",
         show_default="the latest in runs/",
         autocompletion=_complete_run,
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="For every random choice.", rich_help_panel=_RUN)]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images the model sees at once.", rich_help_panel=_RUN)]
-Device = Annotated[
-    str, typer.Option(metavar="auto|cpu|cuda", help="auto is a GPU if there is one.", rich_help_panel=_RUN)
-]
-Out = Annotated[
-    str | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        help="Where to write.",
-        show_default="runs/<command>-<what>-<time>",
-        rich_help_panel=_RUN,
-    ),
-]
-Config = Annotated[
-    str | None,
-    typer.Option(
-        metavar="run.json",
-        help="Repeat an earlier run; options given here replace its own.",
-        callback=_repeat,
-        is_eager=True,
-        rich_help_panel=_RUN,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=_RUN)]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.", rich_help_panel=_RUN)
-]
-Concepts = Annotated[
-    Any,
-    typer.Option(
-        "--concepts",
-        "--n-concepts",
-        "-k",
-        parser=_number_or_auto,
-        metavar="NUMBER|auto",
-        help="How many concepts to look for; auto finds the number.",
-    ),
-]
-Alpha = Annotated[
-    str,
-    typer.Option(
-        metavar="NUMBER|learn",
-        help="Prior weight of every concept in an image, in patches.",
-    ),
-]
+Bootstrap = Annotated[int, typer.Option(min=0, help="Bootstrap samples for the intervals.")]
+
+
+def _estimator_option(parameter: Parameter) -> tuple[str, Any, None]:
+    """A field for a parameter of PACE; None leaves its default."""
+    words = re.findall(r"'(\w+)'", parameter.expected)
+
+    def parse(given: object) -> Any:
+        value = _literal(str(given))
+        if not parameter.accepts(value):
+            raise typer.BadParameter(f"expected {parameter.expected}; found {given}")
+        return value
+
+    switch = "/" in str(parameter.option)
+    how: dict[str, Any] = {} if switch else {"parser": parse, "metavar": parameter.metavar or "|".join(words)}
+    option = typer.Option(
+        parameter.option,
+        *_SHORT.get(parameter.name, ()),
+        help=parameter.help,
+        show_default=False if parameter.default is None else str(parameter.default),
+        autocompletion=lambda incomplete: [word for word in words if word.startswith(incomplete)],
+        rich_help_panel="Concepts",
+        **how,
+    )
+    return parameter.name, Annotated[bool | None if switch else Any, option], None
+
+
+def _literal(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+# One field for every parameter of PACE with an option of its own; --seed and --device are shared with other commands.
+EstimatorOptions: Any = make_dataclass(
+    "EstimatorOptions",
+    [_estimator_option(p) for p in PARAMETERS.values() if p.option and p.name not in ("seed", "device")],
+    frozen=True,
+)
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer needs it: one parameter for each field of its groups, and the options of every command."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    expanded: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            expanded += _fields_of(groups[name], parameter.default)
+        else:
+            expanded.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+    everywhere = _fields_of(_Everywhere, inspect.Parameter.empty)
+
+    @wraps(command)
+    def run(**values: Any) -> Any:
+        for option in everywhere:
+            del values[option.name]
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        return command(**values)
+
+    expanded += everywhere
+    run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in expanded}
+    return run
+
+
+def _fields_of(group: Any, defaults: Any) -> list[inspect.Parameter]:
+    """The group's fields as parameters, with the values of the instance `defaults` if there is one."""
+    hints = get_type_hints(group, include_extras=True)
+    found = []
+    for field in fields(group):
+        default = field.default if defaults is inspect.Parameter.empty else getattr(defaults, field.name)
+        found.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=hints[field.name],
+            )
+        )
+    return found

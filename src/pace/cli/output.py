@@ -1,4 +1,4 @@
-"""What a command says: lines and tables on standard output, the rest on standard error."""
+"""Printing: results on standard output; progress, warnings and errors on standard error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pace.cli.errors import as_typed, one_line, visible
+from pace.cli.errors import one_line, visible, with_options_named
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pace.metrics import Scores
 
-_FILE_WIDTH = 200  # columns where there is no terminal to fit
+_FILE_WIDTH = 200  # columns, if the output is not a terminal
 
 
 def on_terminal(stream: TextIO | None) -> bool:
@@ -29,7 +29,7 @@ def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     terminal = on_terminal(sys.stderr if stderr else sys.stdout)
-    # Names of files and classes are shown as they are: nothing in them is markup, an emoji or worth a colour.
+    # Names of files and classes are shown as they are, not as markup or emoji.
     return Console(
         stderr=stderr,
         width=None if terminal else _FILE_WIDTH,
@@ -52,7 +52,7 @@ def complain(kind: str, text: object) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> None:
-    """Columns in line: those of words at the left, those of numbers at the right."""
+    """Aligned columns: those numbered in `words` to the left, numbers to the right."""
     from rich.table import Table
     from rich.text import Text
 
@@ -83,7 +83,7 @@ def show_scores(scores: Scores) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """A sign of life on a terminal, for steps that cannot be counted."""
+    """A spinner on a terminal, for steps without a progress bar."""
     if on_terminal(sys.stderr):
         with console(stderr=True).status(f"{what} …"):
             yield
@@ -92,13 +92,13 @@ def busy(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def warnings_in_one_line(kept: list[str], every: bool) -> Iterator[None]:
-    """Warnings as lines on standard error, collected in `kept`. Those of other libraries only if `every`."""
+def warnings_in_one_line(kept: list[str], options: Mapping[str, str], every: bool) -> Iterator[None]:
+    """Print warnings as lines on standard error and collect them in `kept`; other libraries' only if `every`."""
     home = str(Path(__file__).parents[1])
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: object, **__: object) -> None:
         ours = filename.startswith(home) and not issubclass(category, DeprecationWarning | FutureWarning)
-        text = one_line(as_typed(str(message)))
+        text = one_line(with_options_named(str(message), options))
         if text in kept or not (ours or every):
             return
         if ours:
@@ -112,7 +112,7 @@ def warnings_in_one_line(kept: list[str], every: bool) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON knows it: arrays are lists, numbers that are not finite are null."""
+    """The value for JSON: arrays become lists, numbers that are not finite null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):

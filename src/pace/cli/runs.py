@@ -1,4 +1,4 @@
-"""Run folders: what a command was told, what it ran with, and what came out, in ``run.json`` beside its files."""
+"""Run folders: a command's files, and ``run.json`` with its options, versions and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "pace-run-1"
 _FILE = "run.json"
-_NOT_SETTINGS = ("out", "config", "json", "debug")  # how a run is made and shown, not what it is
+_NOT_RECORDED = ("out", "config", "json", "debug")  # options that do not change the results
 _PATHS = frozenset(  # options that may name a file or folder
     ["images", "data_root", "model", "moved", "backbone", "fit_run", "observations", "evaluation", "pictures", "add"]
 )
@@ -38,12 +38,13 @@ DATASETS = ("color", "flower", "cars", "cub")  # the names that pace.images.open
 
 @dataclass
 class Invocation:
-    """What a command is called with beside its options: its arguments as typed, and the warnings so far."""
+    """A call of `pace`: its arguments, its command's options by parameter name, and the warnings so far."""
 
     arguments: list[str]
+    options: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    # Read off the arguments, since they count also when these cannot be parsed.
+    # From the raw arguments, so that they also work when the rest cannot be parsed.
     @property
     def json(self) -> bool:
         return "--json" in self.arguments
@@ -68,17 +69,15 @@ class Run:
 
 
 @contextmanager
-def running(
-    ctx: typer.Context, what: str, *, out: str | None, device: torch.device | None = None, **about: Any
-) -> Iterator[Run]:
-    """A run of this command: its folder is made, and its record written at the beginning and, whatever happens, at the end.
+def running(ctx: typer.Context, what: str, *, device: torch.device | None = None, **about: Any) -> Iterator[Run]:
+    """Make the run's folder, and write its record at the beginning and at the end, even after an error.
 
-    The body puts what came out into ``run.record["results"]``.
+    The body puts the results into ``run.record["results"]``.
     """
-    command = str(ctx.info_name)
+    command, out = str(ctx.info_name), ctx.params["out"]
     folder = _own(Path(out).expanduser(), command) if out else _new(f"{command}-{_slug(what)}")
     began = time.monotonic()
-    configuration = {name: _located(name, value) for name, value in ctx.params.items() if name not in _NOT_SETTINGS}
+    configuration = {name: _located(name, value) for name, value in ctx.params.items() if name not in _NOT_RECORDED}
     record = {
         "format": FORMAT,
         "command": command,
@@ -101,8 +100,8 @@ def running(
         yield run
     except BaseException as error:
         record["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        record["seconds"], record["error"] = round(time.monotonic() - began, 3), line_of(error)
-        with suppress(OSError):  # what went wrong first is what is reported, even if the disk is full
+        record["seconds"], record["error"] = round(time.monotonic() - began, 3), line_of(error, ctx.obj.options)
+        with suppress(OSError):  # report the first error, even if the disk is full
             run.save()
         raise
     record["status"], record["seconds"] = "finished", round(time.monotonic() - began, 3)
@@ -125,7 +124,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def open_run(path: str, *commands: str) -> Run:
-    """A finished run of one of these commands."""
+    """A run of one of these commands."""
     folder = Path(path).expanduser()
     record = read_record(folder)
     if record["command"] not in commands:
@@ -135,7 +134,7 @@ def open_run(path: str, *commands: str) -> Run:
 
 
 def all_runs(*commands: str) -> list[Run]:
-    """The runs of these commands in runs/ that have something to show, in the order they were begun."""
+    """The runs of these commands in runs/ that have results, oldest first."""
     found = []
     for file in _RUNS.glob(f"*/{_FILE}"):
         with suppress(Problem):
@@ -148,19 +147,19 @@ def all_runs(*commands: str) -> list[Run]:
 def latest(*commands: str) -> Run:
     runs = all_runs(*commands)
     if not runs:
-        raise Problem(f"no run in {_RUNS}/ to go on from; make one with `pace {commands[0]}`, or name one with --run")
+        raise Problem(f"no run in {_RUNS}/; make one with `pace {commands[0]}`, or name one with --run")
     return runs[-1]
 
 
 def _own(folder: Path, command: str) -> Path:
-    """The folder asked for: new, empty, or of an earlier run of the same command."""
+    """The folder given with --out: new, empty, or of an earlier run of the same command."""
     if folder.exists() and not folder.is_dir():
         raise Problem(f"--out {folder} is a file; expected a folder")
     if folder.is_dir() and any(folder.iterdir()):
         try:
             earlier = read_record(folder)["command"]
         except Problem:
-            raise Problem(f"--out {folder} has files in it that are not of a pace run; choose another folder") from None
+            raise Problem(f"--out {folder} has files that are not from a pace run; choose another folder") from None
         if earlier != command:
             raise Problem(f"--out {folder} is a run of `pace {earlier}`; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,13 +180,13 @@ def _new(name: str) -> Path:
 
 
 def _slug(what: str) -> str:
-    """The part of a path or name that tells it from others, safe as a file's name."""
+    """The last part of a path, or a name, safe as a file name."""
     last = Path(what).expanduser().resolve().name if os.sep in what or what in (".", "..") else what
     return re.sub(r"[^A-Za-z0-9_.]+", "-", last).strip("-.")[:40] or "images"
 
 
 def _located(name: str, value: Any) -> Any:
-    """Files and folders by their full path, so that a run can be repeated from elsewhere."""
+    """Full paths, so that a run can be repeated from another folder."""
     if isinstance(value, (list, tuple)):
         return [_located(name, item) for item in value]
     if name not in _PATHS or not isinstance(value, str) or value in DATASETS:

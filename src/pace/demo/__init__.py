@@ -1,7 +1,4 @@
-"""PACE from beginning to end on Color images made on the spot and the small vision transformer that is shipped.
-
-Needs no data and no network.
-"""
+"""PACE on generated images, with the small vision transformer that is shipped: no data, no network."""
 
 from pace.backbones.color_vit import load_model
 from pace.demo.running import DemoResult, run

@@ -1,24 +1,23 @@
-"""`pace.demo.run`: from nothing to a report."""
+"""PACE from beginning to end on Color images made on the spot and the small vision transformer that is shipped.
+
+Needs no data and no network.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pace import __version__
-from pace.atomic import write_atomically
 from pace.backbones.color_vit import LAYER, SIZE, load_model
 from pace.explainer import PACE
-from pace.images import Color, Perturbation
+from pace.images import Color, Perturbation, to_float
 from pace.metrics import Score, Scores
 from pace.progress import announce
 
@@ -66,9 +65,7 @@ def run(
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # the tensors are too small for more to help; on a busy machine, more are many times slower
+    torch.set_num_threads(1)  # more do not help such small tensors, and on a busy machine are many times slower
     try:
         with import_module("threadpoolctl").threadpool_limits(1):
             return _run(folder, seed, n_per_class, n_concepts, progress)
@@ -100,13 +97,17 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     known = backbone.preprocessing, backbone.grid(SIZE, SIZE)
     colours = true_colors(test, *known)
     scores = evaluate(model, learned, seen, seen_perturbed, colours=colours, seed=seed)
-    answer = TrueColors([(seen, colours), (seen_perturbed, seen_colors(test, *known, perturb))], n_concepts)
+    both = [(seen, colours), (seen_perturbed, seen_colors(test, *known, perturb))]
+    answer = TrueColors(both, n_concepts).fit(backbone, learned)
     reference = stability(answer.explain(seen).theta, answer.explain(seen_perturbed).theta)
-    scores = Scores([*scores.values(), _reference_score(reference)], scores.warnings)
+    meaning = "What stability would be if the concepts were the true colours, which the perturbation changes too."
+    title = "Stability of the true colours"
+    beside = Score("stability_true_colours", title, reference, None, None, None, (0, math.inf), meaning)
+    scores = Scores([*scores.values(), beside], scores.warnings)  # the report shows it beside stability
 
     announce("writing the report and the figures", progress)
     model.save(folder / "model.safetensors")
-    pixels = torch.stack([test[index] for index in range(len(test))]).float() / 255
+    pixels = to_float(torch.stack([test[index] for index in range(len(test))]))
     shown: dict[str, Any] = {"images": test, "observations": seen, "preprocessing": backbone.preprocessing}
     report = write_report(
         folder / "report.html",
@@ -118,16 +119,7 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
         title="Color: what a small vision transformer sees",
     )
     drawn = _draw_figures(folder / "figures", model, shown)
-    seconds = time.monotonic() - began
-    record = {
-        "settings": {"n_per_class": n_per_class, "layer": LAYER, "n_concepts": n_concepts, "seed": seed},
-        "versions": {"pace": __version__, **{name: version(name) for name in ("torch", "timm", "numpy")}},
-        "seconds": round(seconds, 1),
-        "true_colour_stability": reference,
-        **scores.as_dict(),
-    }
-    write_atomically(folder / "scores.json", json.dumps(record, indent=1).encode())
-    return DemoResult(folder, report, drawn, model, scores, reference, seconds)
+    return DemoResult(folder, report, drawn, model, scores, reference, time.monotonic() - began)
 
 
 def _draw_figures(folder: Path, model: PACE, shown: dict[str, Any]) -> tuple[Path, ...]:
@@ -141,16 +133,3 @@ def _draw_figures(folder: Path, model: PACE, shown: dict[str, Any]) -> tuple[Pat
         "concept-map": figures.concept_map(model),
     }
     return tuple(figures.save(figure, folder / f"{name}.png", dpi=150) for name, figure in drawn.items())
-
-
-def _reference_score(stability: float) -> Score:
-    return Score(
-        name="stability_true_colours",  # the report shows it beside stability
-        title="Stability of the true colours",
-        value=stability,
-        low=None,
-        high=None,
-        better=None,
-        range=(0, math.inf),
-        meaning="What stability would be if the concepts were the true colours, which the perturbation changes too.",
-    )

@@ -177,10 +177,8 @@ def check_type(observations: object) -> None:
         raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
 
 
-def check_data(observations: Observations, perturbed: Observations | None) -> None:
-    """Images there must be, and perturbed views of the same ones."""
-    if not len(observations):
-        raise ValueError("observations: expected at least one image; found none")
+def check_pair(observations: Observations, perturbed: Observations | None) -> None:
+    """Perturbed views must be of the same images."""
     if perturbed is None:
         return
     check_type(perturbed)

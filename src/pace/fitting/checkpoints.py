@@ -23,14 +23,11 @@ from torch import Tensor
 
 from pace.atomic import write_atomically
 from pace.fitting.distributed import Team
-from pace.model.feeding import Lazy
-from pace.observations import Observations
+from pace.observations import Lazy, Observations
 
 FORMAT = "pace-checkpoint-3"
 _INDEX = "index.json"
-_FILES = re.compile(
-    r"index\.json.*|(common|own-\d+)-\d+\.safetensors.*"
-)  # the last with what an interrupted write leaves
+_FILES = re.compile(r"(index\.json|(common|own-\d+)-\d+\.safetensors)(\.tmp)?")  # .tmp: of an interrupted write
 _COMPARED = 32  # images that stand for all when data are compared
 _Facts = dict[str, Any]
 
@@ -146,7 +143,8 @@ class Checkpoint:
         return zlib.crc32(content)
 
     def remove(self) -> None:
-        """The fit is done."""
+        """The fit is done. All processes together."""
+        self._team.gathered(0)  # where nothing was left to do, the others may still be reading it
         if self._team.rank == 0:
             remove(self._folder)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from pace.classifiers import logistic_regression
 from pace.fitting.checkpoints import Checkpoint
 from pace.fitting.distributed import Team
 from pace.model.concepts import Concepts, bound_of, under, update
-from pace.model.feeding import Feed, Lazy, Visits, bytes_per_image
+from pace.model.feeding import Feed, Visits, bytes_per_image
 from pace.model.gaussians import Prior
 from pace.model.learning import Memory, expect, explain_batch
 from pace.model.objective import Bound
@@ -25,7 +26,7 @@ from pace.model.refining import Refinement, refine
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
-from pace.observations import Observations
+from pace.observations import Lazy, Observations
 from pace.progress import Advance
 
 _TESTED = 1000  # images used to test whether concepts predict ŷ
@@ -56,8 +57,7 @@ class Plan:
         if self.minibatch is None:
             return None
         epoch, number = divmod(step, self.steps_per_epoch(n_images))
-        order = np.random.default_rng((self.seed, epoch)).permutation(n_images)
-        return order[number * self.minibatch : (number + 1) * self.minibatch]
+        return _order(self.seed, epoch, n_images)[number * self.minibatch : (number + 1) * self.minibatch]
 
     def converged(self, bounds: list[Bound], n_images: int) -> bool:
         """Whether an epoch has just ended in which the bound, averaged over images, no longer rose."""
@@ -68,6 +68,11 @@ class Plan:
         images[-1] = n_images - images[:-1].sum()
         before, now = np.reshape([bound.total for bound in bounds[-2 * steps :]], (2, steps)) @ images / n_images
         return bool(abs(now - before) < self.least_gain)
+
+
+@lru_cache(maxsize=2)  # a million images take 10 ms to shuffle, which every step of an epoch would wait for
+def _order(seed: int, epoch: int, n_images: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(n_images)
 
 
 @dataclass
@@ -146,11 +151,12 @@ def run(
                 upcoming = _first_of(_visited(step + 1, plan, n_images, visits), feed, course.concepts, settings)
                 fresh = expect(feed, visits, course.concepts, settings, course.memory, report, chosen, upcoming)
                 fresh = team.total(fresh)  # the E-step of all processes
-                course.bounds.append(bound_of(fresh, course.concepts, course.prior, n_images))
+                bound = bound_of(fresh, course.concepts, course.prior, n_images)
                 if plan.minibatch is not None and course.statistics is not None:
                     fresh = course.statistics.blended(fresh, online_rate(step + 1), n_images)
                 course.concepts = update(course.concepts, fresh, course.prior, settings)  # the M-step
                 course.statistics = fresh
+                course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
                 course.converged = plan.converged(course.bounds, n_images)
                 _save(course, checkpoint)
         if plan.refinement is not None and not course.interrupted:

@@ -88,84 +88,33 @@ def _anything(value: Any) -> bool:
     return True  # checked by torch, where it is used
 
 
-PARAMETERS = {
-    parameter.name: parameter
-    for parameter in (
-        Parameter(
-            "n_concepts", 100, *_whole(1, "auto"), "--concepts", "NUMBER|auto", "Number of concepts; auto finds it."
-        ),
-        Parameter(
-            "max_concepts",
-            300,
-            *_whole(1),
-            "--max-concepts",
-            "NUMBER",
-            "Upper limit for --concepts auto; a fit that reaches it warns.",
-        ),
-        Parameter(
-            "covariance",
-            "tied",
-            *_one_of("full", "diag", "tied", "low_rank"),
-            "--covariance",
-            None,
-            "Shape of a concept.",
-        ),
-        Parameter(
-            "updates",
-            "exact",
-            *_one_of("exact", "paper"),
-            "--updates",
-            None,
-            "Coordinate ascent, or the rules as the paper prints them.",
-        ),
-        Parameter(
-            "alpha",
-            "learn",
-            "one positive number, one for every concept, 'learn' or None",
-            _is_alpha,
-            "--alpha",
-            "NUMBER|learn",
-            "Dirichlet prior of an image's mixture, in patches.",
-        ),
-        Parameter(
-            "prune",
-            "auto",
-            *_one_of(True, False, "auto"),
-            "--prune/--no-prune",
-            None,
-            "Leave concepts empty where less than half of them already predict the model's output.",
-        ),
-        Parameter("n_init", 4, *_whole(1), "--starts", "NUMBER", "Random starts to compare."),
-        Parameter("max_iter", 100, *_whole(1), "--epochs", "NUMBER", "Upper limit for passes over the images."),
-        Parameter(
-            "refine",
-            "auto",
-            *_whole(0, "auto"),
-            "--refine",
-            "STEPS|auto",
-            "Steps after EM in which faithfulness and stability shape the concepts; needs tied covariances.",
-        ),
-        Parameter(
-            "minibatch",
-            None,
-            *_whole(1, None),
-            "--minibatch",
-            "IMAGES",
-            "Learn online from this many images at a time: memory does not grow with their number.",
-        ),
-        Parameter(
-            "memory",
-            None,
-            "bytes or a size like '8GB' or '8GiB'",
-            _is_memory,
-            "--memory",
-            "SIZE",
-            "Memory budget on the device, such as 8GB.",
-        ),
-        Parameter("distributed", False, *_one_of(True, False)),
-        Parameter("seed", 0, *_whole(0), "--seed", "NUMBER", "Same seed, same result."),
-        Parameter("device", None, "a torch device or None", _anything, "--device", "NAME", "cpu, cuda, cuda:1, …"),
-        Parameter("dtype", "float32", "'float32' or 'float64'", _anything),
-        Parameter("progress", None, *_one_of(True, False, None)),
-    )
-}
+# fmt: off
+_TABLE = (
+    Parameter("n_concepts", 100, *_whole(1, "auto"), "--concepts", "NUMBER|auto",
+              "Number of concepts; auto finds it."),
+    Parameter("max_concepts", 300, *_whole(1), "--max-concepts", "NUMBER",
+              "Upper limit for --concepts auto; a fit that reaches it warns."),
+    Parameter("covariance", "tied", *_one_of("full", "diag", "tied", "low_rank"), "--covariance", None,
+              "Shape of a concept."),
+    Parameter("updates", "exact", *_one_of("exact", "paper"), "--updates", None,
+              "Coordinate ascent, or the rules as the paper prints them."),
+    Parameter("alpha", "learn", "one positive number, one for every concept, 'learn' or None", _is_alpha,
+              "--alpha", "NUMBER|learn", "Dirichlet prior of an image's mixture, in patches."),
+    Parameter("prune", "auto", *_one_of(True, False, "auto"), "--prune/--no-prune", None,
+              "Leave concepts empty where less than half of them already predict the model's output."),
+    Parameter("n_init", 4, *_whole(1), "--starts", "NUMBER", "Random starts to compare."),
+    Parameter("max_iter", 100, *_whole(1), "--epochs", "NUMBER", "Upper limit for passes over the images."),
+    Parameter("refine", "auto", *_whole(0, "auto"), "--refine", "STEPS|auto",
+              "Steps after EM in which faithfulness and stability shape the concepts; needs tied covariances."),
+    Parameter("minibatch", None, *_whole(1, None), "--minibatch", "IMAGES",
+              "Learn online from this many images at a time: memory does not grow with their number."),
+    Parameter("memory", None, "bytes or a size like '8GB' or '8GiB'", _is_memory, "--memory", "SIZE",
+              "Memory budget on the device, such as 8GB."),
+    Parameter("distributed", False, *_one_of(True, False)),
+    Parameter("seed", 0, *_whole(0), "--seed", "NUMBER", "Same seed, same result."),
+    Parameter("device", None, "a torch device or None", _anything, "--device", "NAME", "cpu, cuda, cuda:1, …"),
+    Parameter("dtype", "float32", "'float32' or 'float64'", _anything),
+    Parameter("progress", None, *_one_of(True, False, None)),
+)
+# fmt: on
+PARAMETERS = {parameter.name: parameter for parameter in _TABLE}

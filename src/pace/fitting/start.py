@@ -82,8 +82,6 @@ def _select(model: PACE, observations: Observations, settings: Settings, say: Sa
     found = select(
         observations,
         settings,
-        covariance=model.covariance,
-        strength=prior_strength_of(model, observations, settings),
         most=model.max_concepts,
         seed=model.seed,
         report=lambda move: say(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
@@ -119,9 +117,8 @@ def _supported(
     guess = first_guess(observations, settings, n_concepts, model.seed)
     if not enough(guess):
         return None
-    strength = prior_strength_of(model, observations, settings)
     most = len(guess) if model.prune == "auto" else n_concepts
-    found = select(observations, settings, covariance=model.covariance, strength=strength, most=most, seed=model.seed)
+    found = select(observations, settings, most=most, seed=model.seed)
     return found if enough(found.means) else None
 
 

@@ -15,16 +15,15 @@ COLOR_NAMES = ("black", "red", "yellow", "green", "blue")
 PALETTE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
 CLASS_COLORS = ((1, 2), (3, 4))  # class 0 is red and yellow, class 1 green and blue; both have black
 
-_TRAIN_SHARE = 0.8
 _RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
 
 
 class Color(ImageSet):
     """Generated images, class 0 (red, yellow) and class 1 (green, blue), both with black.
 
-    An image starts as 2 × 2 cells. Each cell is one of the class's two colours or black, with equal chance (four black
-    cells would have no class and are drawn again). Bilinear up-sampling shifts the colours gradually into each other,
-    then Gaussian noise is added to every pixel and channel. Image j of a class depends on (seed, class, j) alone.
+    An image starts as 2 × 2 cells, each one of the class's two colours or black, with equal chance (four black cells
+    are drawn again). They are up-sampled bilinearly, and Gaussian noise is added to every pixel and channel. Image j of a
+    class depends on (seed, class, j) alone.
 
     Parameters
     ----------
@@ -40,27 +39,21 @@ class Color(ImageSet):
         if split not in ("train", "test"):
             raise ValueError(f"Color: split {split!r} does not exist; expected train or test")
         if size < 2 or n_per_class < 2 or seed < 0 or not 0 <= noise < np.inf:
-            raise ValueError(
-                "Color: expected size ≥ 2, n_per_class ≥ 2, seed ≥ 0 and noise ≥ 0; "
-                f"found size={size}, n_per_class={n_per_class}, seed={seed}, noise={noise}"
-            )
+            found = f"{size=}, {n_per_class=}, {seed=}, {noise=}"
+            raise ValueError(f"Color: expected size ≥ 2, n_per_class ≥ 2, seed ≥ 0 and noise ≥ 0; found {found}")
         self.size, self.seed, self.noise = size, seed, noise
-        drawn: list[tuple[int, int]] = []
+        names: list[str] = []
         for label in range(len(CLASS_COLORS)):
             order = np.random.default_rng([seed, label]).permutation(n_per_class)
-            train = min(max(round(_TRAIN_SHARE * n_per_class), 1), n_per_class - 1)
+            train = min(round(0.8 * n_per_class), n_per_class - 1)
             part = order[:train] if split == "train" else order[train:]
-            drawn.extend((label, int(number)) for number in np.sort(part))
-        self._drawn = np.array(drawn, dtype=np.int64)
-        super().__init__(
-            [f"{label}/{number:06d}" for label, number in drawn],
-            [label for label, _ in drawn],
-            ["/".join(COLOR_NAMES[color] for color in colors) for colors in CLASS_COLORS],
-        )
+            names += [f"{label}/{number:06d}" for number in np.sort(part)]
+        titles = ["/".join(COLOR_NAMES[color] for color in colors) for colors in CLASS_COLORS]
+        super().__init__(names, [int(name[0]) for name in names], titles)
 
     def _draw(self, index: int) -> tuple[NDArray[np.int64], np.random.Generator]:
         """The 2 × 2 cells of an image, and the generator its noise comes from."""
-        label, number = self._drawn[self._rows[index]].tolist()
+        label, number = map(int, self.names[index].split("/"))
         # The key is the image's, so its draws do not depend on which images were made before.
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, label << 32 | number], np.uint64)))
         choices = np.array([0, *CLASS_COLORS[label]])
@@ -69,7 +62,7 @@ class Color(ImageSet):
             if cells.any():
                 return cells, generator
 
-    def _image(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> Tensor:
         cells, generator = self._draw(index)
         centres = (np.arange(self.size) + 0.5) / self.size
         pixels = _shade(cells, centres, centres)
@@ -77,27 +70,20 @@ class Color(ImageSet):
         return torch.from_numpy(np.rint(pixels.clip(0, 1) * 255).astype(np.uint8)).permute(2, 0, 1)
 
     def patch_colors(
-        self,
-        index: int,
-        grid: tuple[int, int] = (14, 14),
-        box: Sequence[float] | None = None,
-        flip: bool = False,
+        self, index: int, grid: tuple[int, int] = (14, 14), box: Sequence[float] | None = None
     ) -> NDArray[np.int64]:
         """The true colour of every patch, an index into `COLOR_NAMES`, as a (rows, columns) array.
 
         It is the colour at the patch's centre before noise; between cells, the nearest of the image's own colours.
-        ``box`` (left, top, right, bottom, in pixels of the image) and ``flip`` select a part of the image instead, as
-        `Perturbation.crops` returns it.
+        ``box`` (left, top, right, bottom, in pixels) selects a part of the image.
         """
-        index = self._position(index)
         left, top, right, bottom = (edge / self.size for edge in box or (0, 0, self.size, self.size))
         rows, columns = grid
         y = top + (bottom - top) * (np.arange(rows) + 0.5) / rows
         x = left + (right - left) * (np.arange(columns) + 0.5) / columns
         cells, _ = self._draw(index)
-        shades = _shade(cells, y, x[::-1] if flip else x)
         colors = np.unique(cells)
-        distances = ((shades[:, :, None] - PALETTE[colors]) ** 2).sum(-1)
+        distances = ((_shade(cells, y, x)[:, :, None] - PALETTE[colors]) ** 2).sum(-1)
         nearest: NDArray[np.int64] = colors[distances.argmin(-1)]
         return nearest
 

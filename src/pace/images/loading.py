@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -41,9 +41,8 @@ def decoded(
     Threads decode for a model on the CPU. A GPU is faster than Python's lock lets threads be, so for many images it gets
     processes, on Linux, where they start quickly and need no `if __name__ == "__main__"` in the user's script.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers: expected 1 or more; found {workers}")
-    workers = workers or min(_processors(), _GPU_WORKERS if for_gpu else _CPU_WORKERS)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = workers or min(processors, _GPU_WORKERS if for_gpu else _CPU_WORKERS)
 
     def load(row: int) -> Tensor:
         return resize_and_crop(images[row], preprocessing)
@@ -54,20 +53,13 @@ def decoded(
 
 def by_threads(load: Callable[[int], Tensor], chunks: Sequence[Sequence[int]], workers: int) -> Batches:
     pool = ThreadPoolExecutor(workers, "pace-decode", one_core_each)
-    pending: deque[tuple[Sequence[int], Iterator[Tensor]]] = deque()
+    started = deque(pool.map(load, rows) for rows in chunks[:_AHEAD])
     try:
-        for rows in chunks:
-            pending.append((rows, pool.map(load, rows)))  # starts at once
-            if len(pending) > _AHEAD:
-                yield _finished(*pending.popleft())
-        while pending:
-            yield _finished(*pending.popleft())
+        for number, rows in enumerate(chunks):
+            started.extend(pool.map(load, later) for later in chunks[number + _AHEAD : number + _AHEAD + 1])
+            yield rows, torch.stack(list(started.popleft()))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _finished(rows: Sequence[int], images: Iterator[Tensor]) -> tuple[Sequence[int], Tensor]:
-    return rows, torch.stack(list(images))
 
 
 class _Pieces(Dataset[NDArray[np.uint8] | UnreadableImageError]):
@@ -85,17 +77,11 @@ class _Pieces(Dataset[NDArray[np.uint8] | UnreadableImageError]):
 
 def by_processes(load: Callable[[int], Tensor], chunks: Sequence[Sequence[int]], workers: int) -> Batches:
     pieces = [rows[start : start + _PIECE] for rows in chunks for start in range(0, len(rows), _PIECE)]
+    workers = max(1, min(workers, len(pieces)))
+    whole: dict[str, Any] = {"batch_size": None, "collate_fn": lambda piece: piece}
     # The iterator is made here, by the caller, since it forks: the batches may be drawn in a thread, where that fails.
-    found = iter(
-        DataLoader(
-            _Pieces(load),
-            batch_size=None,
-            sampler=pieces,
-            num_workers=max(1, min(workers, len(pieces))),
-            collate_fn=lambda piece: piece,
-            multiprocessing_context="fork",
-        )
-    )
+    loader = DataLoader(_Pieces(load), sampler=pieces, num_workers=workers, multiprocessing_context="fork", **whole)
+    found = iter(loader)
 
     def batches() -> Batches:
         for rows in chunks:
@@ -122,7 +108,3 @@ def _openmp() -> Any:
     from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     return ThreadpoolController().select(user_api="openmp")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,8 @@ FLIP_CHANCE = 0.5
 CROP_SCALE = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 JITTER_CHANCE = 0.8
-JITTER = {  # factors; for hue, turns of the colour wheel
-    "brightness": (pixels.brightness, 0.5, 1.5),
-    "contrast": (pixels.contrast, 0.5, 1.5),
-    "saturation": (pixels.saturation, 0.5, 1.5),
-    "hue": (pixels.hue, -0.1, 0.1),
-}
+JITTER = (pixels.brightness, pixels.contrast, pixels.saturation, pixels.hue)
+JITTER_LOW, JITTER_HIGH = np.array([0.5, 0.5, 0.5, -0.1]), np.array([1.5, 1.5, 1.5, 0.1])
 GREY_CHANCE = 0.2
 BLUR_KERNEL = 9
 BLUR_SIGMA = (0.1, 2.0)
@@ -42,20 +38,9 @@ BLUR_SIGMA = (0.1, 2.0)
 _CROP_TRIES = 10
 _RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
 
-# Every image has a row of uniform numbers, and each parameter its own place in it, so that switching a stage off does
-# not change the others.
-_PLACES = {"flip": 1, "crop": 4 * _CROP_TRIES, "jitter": 1, "order": 4, "factors": 4, "grey": 1, "sigma": 1}
-
-
-class Crops(NamedTuple):
-    """What a perturbation did to positions.
-
-    boxes : (B, 4) int64; left, top, right, bottom of the part that is shown, in pixels of the unperturbed image
-    flips : (B,) bool; whether that part is mirrored left to right
-    """
-
-    boxes: Tensor
-    flips: Tensor
+# How many of an image's uniform numbers each parameter has, as `Perturbation.draw` lists them: each has its own, so that
+# switching a stage off does not change the others.
+_PLACES = (1, 4 * _CROP_TRIES, 1, 4, 4, 1, 1)
 
 
 class Draws(NamedTuple):
@@ -84,8 +69,7 @@ class Perturbation:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed: expected 0 or more; found {self.seed}")
-        unknown = [stage for stage in self.stages if stage not in STAGES]
-        if unknown:
+        if not set(self.stages) <= set(STAGES):
             raise ValueError(f"stages: expected some of {STAGES}; found {self.stages!r}")
 
     def __call__(self, batch: Tensor, indices: Indices) -> Tensor:
@@ -94,14 +78,11 @@ class Perturbation:
         draws = self.draw(indices, (batch.shape[2], batch.shape[3]))
         if len(draws.flips) != len(batch):
             raise ValueError(f"indices: expected one for each of {len(batch)} images; found {len(draws.flips)}")
-        if len(batch) == 0:
-            return batch
         low, high = (float(bound) for bound in batch.detach().aminmax())
         if not (low >= 0 and high <= 1):
             raise ValueError(f"batch: expected values in [0, 1], not yet normalised; found {low:.3g} to {high:.3g}")
         with torch.autocast(batch.device.type, enabled=False):
-            wide = torch.promote_types(batch.dtype, torch.float32)
-            return self._apply(batch.to(wide, copy=True), draws).clamp(0, 1).to(batch.dtype)
+            return self._apply(batch.to(torch.float32, copy=True), draws).clamp(0, 1).to(batch.dtype)
 
     def _apply(self, batch: Tensor, draws: Draws) -> Tensor:
         """The perturbed batch; changes the one that is passed."""
@@ -111,7 +92,7 @@ class Perturbation:
             batch = pixels.crop_and_resize(batch, torch.from_numpy(draws.boxes))
         if "jitter" in self.stages:
             for step in range(len(JITTER)):  # each image has an order of its own
-                for number, (adjust, _, _) in enumerate(JITTER.values()):
+                for number, adjust in enumerate(JITTER):
                     now = draws.jittered & (draws.order[:, step] == number)
                     _change(batch, now, adjust, torch.from_numpy(draws.factors[:, number]))
         if "grey" in self.stages:
@@ -122,47 +103,27 @@ class Perturbation:
 
     def draw(self, indices: Indices, size: tuple[int, int]) -> Draws:
         """All random parameters for these images of (height, width) pixels."""
-        uniform = self._uniforms(indices)
+        items = indices.tolist() if isinstance(indices, (Tensor, np.ndarray)) else list(indices)
+        uniform = np.empty((len(items), sum(_PLACES)))
+        for row, item in enumerate(items):
+            key = np.array([self.seed, _key(item)], dtype=np.uint64)
+            # One generator per image, and only its plainest draws, which stay the same across numpy releases.
+            uniform[row] = np.random.Generator(np.random.Philox(key=key)).random(sum(_PLACES))
+        flip, crop, jitter, order, factors, grey, sigma = np.split(uniform, np.cumsum(_PLACES)[:-1], axis=1)
         return Draws(
-            flips=uniform["flip"][:, 0] < FLIP_CHANCE,
-            boxes=_boxes(uniform["crop"], size),
-            jittered=uniform["jitter"][:, 0] < JITTER_CHANCE,
-            order=uniform["order"].argsort(1),
-            factors=np.stack(
-                [_between(low, high, uniform["factors"][:, i]) for i, (_, low, high) in enumerate(JITTER.values())],
-                axis=1,
-            ),
-            greyed=uniform["grey"][:, 0] < GREY_CHANCE,
-            sigma=_between(*BLUR_SIGMA, uniform["sigma"][:, 0]),
+            flips=flip[:, 0] < FLIP_CHANCE,
+            boxes=_boxes(crop, size),
+            jittered=jitter[:, 0] < JITTER_CHANCE,
+            order=order.argsort(1),
+            factors=_between(JITTER_LOW, JITTER_HIGH, factors),
+            greyed=grey[:, 0] < GREY_CHANCE,
+            sigma=_between(*BLUR_SIGMA, sigma[:, 0]),
         )
-
-    def crops(self, indices: Indices, size: tuple[int, int]) -> Crops:
-        """Which part of each image of (height, width) pixels is shown after the perturbation, and whether mirrored."""
-        height, width = size
-        draws = self.draw(indices, size)
-        flips = draws.flips & ("flip" in self.stages)
-        left, top, right, bottom = draws.boxes.T if "crop" in self.stages else np.array([[0], [0], [width], [height]])
-        # The paper flips first, so the box was drawn on the mirrored image.
-        left, right = np.where(flips, width - right, left), np.where(flips, width - left, right)
-        boxes = np.stack(np.broadcast_arrays(left, top, right, bottom), axis=1)
-        return Crops(torch.from_numpy(boxes), torch.from_numpy(flips))
 
     def fingerprint(self) -> str:
         """Short hex string that changes when the perturbation of any image does."""
         stages = tuple(stage for stage in STAGES if stage in self.stages)  # always applied in this order
         return short_hash(["Perturbation", _RECIPE, self.seed, stages])
-
-    def _uniforms(self, indices: Indices) -> dict[str, NDArray[np.float64]]:
-        """Uniform numbers in [0, 1) for every image, by parameter, each (B, places)."""
-        items = indices.tolist() if isinstance(indices, (Tensor, np.ndarray)) else list(indices)
-        total = sum(_PLACES.values())
-        numbers = np.empty((len(items), total))
-        for row, item in enumerate(items):
-            key = np.array([self.seed, _key(item)], dtype=np.uint64)
-            # One generator per image, and only its plainest draws, which stay the same across numpy releases.
-            numbers[row] = np.random.Generator(np.random.Philox(key=key)).random(total)
-        parts = np.split(numbers, np.cumsum(list(_PLACES.values()))[:-1], axis=1)
-        return dict(zip(_PLACES, parts, strict=True))
 
 
 def _key(item: object) -> int:
@@ -173,8 +134,8 @@ def _key(item: object) -> int:
     raise ValueError(f"indices: expected whole numbers from 0 or names; found {item!r}")
 
 
-def _between(low: float, high: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
-    return low + (high - low) * uniform
+def _between(low: Any, high: Any, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    return low + (high - low) * uniform  # type: ignore[no-any-return]
 
 
 def _boxes(uniform: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.int64]:

@@ -1,7 +1,6 @@
 """Operations on batches of images in [0, 1], each image with its own parameters, as torchvision defines them.
 
-kornia is used where its definition is the same (hue, blur). Its brightness (additive), contrast (around 0) and
-saturation (in HSV) differ from torchvision's, and its crop aligns corners instead of pixel edges.
+kornia is used where its definition is the same: for hue and blur, not for brightness, contrast, saturation and crops.
 """
 
 from __future__ import annotations
@@ -16,20 +15,17 @@ from torch import Tensor
 def crop_and_resize(batch: Tensor, boxes: Tensor) -> Tensor:
     """The part of each image in its box (B, 4: left, top, right, bottom), resized to the image's size, bilinear."""
     _, _, height, width = batch.shape
-    boxes = boxes.to(batch.device, batch.dtype)
-    x = _positions(boxes[:, 0], boxes[:, 2], width)
-    y = _positions(boxes[:, 1], boxes[:, 3], height)
-    # grid_sample counts from -1 at the first pixel's outer edge to 1 at the last one's.
-    x, y = (2 * x + 1) / width - 1, (2 * y + 1) / height - 1
+    left, top, right, bottom = boxes.to(batch.device, batch.dtype).T[:, :, None]
+    x, y = _positions(left, right, width), _positions(top, bottom, height)
     grid = torch.stack((x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), dim=-1)
     return F.grid_sample(batch, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def _positions(start: Tensor, stop: Tensor, count: int) -> Tensor:
-    """Where `count` output pixels sample each interval of input pixels, never outside it."""
+    """Where `count` output pixels sample the input from `start` to `stop` (B, 1), never outside it, for grid_sample."""
     centres = torch.arange(count, device=start.device, dtype=start.dtype) + 0.5
-    positions = start[:, None] + centres * ((stop - start) / count)[:, None] - 0.5
-    return positions.clamp(start[:, None], stop[:, None] - 1)
+    positions = (start + centres * ((stop - start) / count) - 0.5).clamp(start, stop - 1)
+    return (2 * positions + 1) / count - 1
 
 
 def grey(batch: Tensor) -> Tensor:

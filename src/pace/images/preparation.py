@@ -5,24 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-INTERPOLATIONS = ("bicubic", "bilinear")
-
 
 class PreprocessingLike(Protocol):
-    """How a model wants its images.
-
-    size : (height, width) of the input
-    interpolation : "bicubic" or "bilinear"
-    crop_ratio : share of the resized image's sides that the centre crop keeps (1 for no margin), or None to squash the
-        whole image into `size` whatever its proportions
-    mean, std : of every channel, on the scale 0 … 1
-    """
+    """How a model wants its images: the fields of `pace.backbones.Preprocessing`."""
 
     @property
     def size(self) -> tuple[int, int]: ...
@@ -34,15 +25,6 @@ class PreprocessingLike(Protocol):
     def mean(self) -> Sequence[float]: ...
     @property
     def std(self) -> Sequence[float]: ...
-
-
-class _Fit(NamedTuple):
-    """An image is resized to (height, width), and the input is the part of it that starts at (top, left)."""
-
-    height: int
-    width: int
-    top: int
-    left: int
 
 
 def to_float(pixels: Tensor) -> Tensor:
@@ -65,23 +47,23 @@ def resize_and_crop(image: Tensor, preprocessing: PreprocessingLike) -> Tensor:
     if image.dtype != torch.uint8 and not image.is_floating_point():
         raise ValueError(f"image: expected uint8 or float in [0, 1]; found {image.dtype}")
     mode = preprocessing.interpolation
-    if mode not in INTERPOLATIONS:
-        raise ValueError(f"interpolation: expected {' or '.join(INTERPOLATIONS)}; found {mode!r}")
-    fit = _fit((image.shape[1], image.shape[2]), preprocessing)
-    if (fit.height, fit.width) != image.shape[1:]:
+    if mode not in ("bicubic", "bilinear"):
+        raise ValueError(f"interpolation: expected bicubic or bilinear; found {mode!r}")
+    resized, (top, left) = _fit((image.shape[1], image.shape[2]), preprocessing)
+    if resized != image.shape[1:]:
         # On the CPU uint8 is many times faster, and rounds as Pillow does, with which models were trained.
         image = image if image.device.type == "cpu" else to_float(image)
-        image = F.interpolate(image[None], (fit.height, fit.width), mode=mode, antialias=True)[0]
+        image = F.interpolate(image[None], resized, mode=mode, antialias=True)[0]
     height, width = preprocessing.size
-    image = image[:, fit.top : fit.top + height, fit.left : fit.left + width].contiguous()
+    image = image[:, top : top + height, left : left + width].contiguous()
     return image if image.dtype == torch.uint8 else image.clamp(0, 1)  # bicubic overshoots
 
 
 def prepare_points(points: Tensor, image_size: tuple[int, int], preprocessing: PreprocessingLike) -> Tensor:
     """Where points (…, 2) of an image, x and y in pixels, are after `prepare`: outside the image if cropped away."""
-    fit = _fit(image_size, preprocessing)
-    scale = points.new_tensor([fit.width / image_size[1], fit.height / image_size[0]])
-    return points * scale - points.new_tensor([fit.left, fit.top])
+    (height, width), (top, left) = _fit(image_size, preprocessing)
+    scale = points.new_tensor([width / image_size[1], height / image_size[0]])
+    return points * scale - points.new_tensor([left, top])
 
 
 def normalize(batch: Tensor, preprocessing: PreprocessingLike) -> Tensor:
@@ -100,16 +82,17 @@ def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
         return torch.tensor(values, dtype=dtype, device=device).reshape(-1, 1, 1)
 
 
-def _fit(image_size: tuple[int, int], preprocessing: PreprocessingLike) -> _Fit:
+def _fit(image_size: tuple[int, int], preprocessing: PreprocessingLike) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width the image is resized to, and top and left of the part of it that the model gets."""
     (h, w), (height, width), ratio = image_size, preprocessing.size, preprocessing.crop_ratio
     if ratio is None:
-        return _Fit(height, width, 0, 0)
+        return (height, width), (0, 0)
     if not 0 < ratio <= 1:
         raise ValueError(f"crop_ratio: expected above 0 and at most 1, or None to squash; found {ratio}")
     # Both sides cover the target and one of them equals it; rounding as in torchvision's Resize and CenterCrop.
     target_height, target_width = math.floor(height / ratio), math.floor(width / ratio)
     if target_height * w >= target_width * h:
-        resized_height, resized_width = target_height, max(target_width, int(target_height * w / h))
+        resized = target_height, max(target_width, int(target_height * w / h))
     else:
-        resized_height, resized_width = max(target_height, int(target_width * h / w)), target_width
-    return _Fit(resized_height, resized_width, round((resized_height - height) / 2), round((resized_width - width) / 2))
+        resized = max(target_height, int(target_width * h / w)), target_width
+    return resized, (round((resized[0] - height) / 2), round((resized[1] - width) / 2))

@@ -45,7 +45,8 @@ def prediction_survival(yhat: Any, yhat_perturbed: Any) -> Measure:
 
     No explanation should be steadier than the prediction it explains.
     """
-    return Measure.mean(labels_of(yhat, None) == labels_of(yhat_perturbed, len(yhat), "yhat_perturbed"))
+    classes = labels_of(yhat, None)
+    return Measure.mean(classes == labels_of(yhat_perturbed, len(classes), "yhat_perturbed"))
 
 
 @metric(title="Distance between images", better=None, range=(0, math.inf))

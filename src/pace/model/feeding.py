@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pace.model.concepts import Concepts
 from pace.model.settings import Settings
-from pace.observations import ArrayLike, Batch, Observations
+from pace.observations import ArrayLike, Batch, Lazy, Observations
 
 Images = slice | npt.NDArray[np.int64]
 
@@ -85,15 +85,6 @@ class Visits:
         return [self.part(first, min(first + units, len(self))) for first in range(0, len(self), units)]
 
 
-@runtime_checkable
-class Lazy(Protocol):
-    """Observations made when they are asked for: `prepare` does what can be done beside the model, its result the rest."""
-
-    def prepare(self, images: Images) -> Callable[[], Batch]: ...
-    def identity(self) -> str: ...
-    def forget(self) -> None: ...  # the cache: the same images in another batch may be rounded differently
-
-
 class Feed:
     """Batches of one or two views on the device. The next batch is read, into pinned memory, while this one is worked on."""
 
@@ -131,34 +122,25 @@ class Feed:
 
     def _placed(self, batch: Batch) -> Batch:
         """Half precision is widened where it is used, so that half as many bytes travel."""
-
-        return changed(batch, lambda part: part.to(self.device, non_blocking=True).to(self._dtype))
+        return batch.map(lambda part: part.to(self.device, non_blocking=True).to(self._dtype))
 
     def kept(self, visits: Visits, at_once: int) -> Feed:
         """The same, with this process's images copied to the device once for the whole fit."""
-        rooms: list[list[Tensor | None]] = []
+        rooms: list[Batch] = []
+
+        def room(value: Tensor) -> Tensor:
+            return value.new_empty(visits.own_images, *value.shape[1:], device=self.device)
+
         for part in visits.parts(at_once):
             for number, prepared in enumerate(self._prepare(part.images)):
                 batch = prepared()
                 if len(rooms) == number:
-                    own = visits.own_images
-                    rooms.append(
-                        [None if v is None else v.new_empty(own, *v.shape[1:], device=self.device) for v in batch]
-                    )
-                for room, value in zip(rooms[number], batch, strict=True):
-                    if room is not None and value is not None:
-                        room[part.places] = value.to(self.device, non_blocking=True)
+                    rooms.append(batch.map(room))
+                rooms[number].put(part.places, batch)
         views = [
-            Observations(embeddings, attention, predictions, view.grid, view.prefix_tokens)
-            for view, (embeddings, attention, predictions) in zip(self.views, rooms, strict=True)
+            Observations(*room, view.grid, view.prefix_tokens) for view, room in zip(self.views, rooms, strict=True)
         ]
         return Feed(views, self.device, self._dtype, local=True)
-
-
-def changed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Every part that is there, changed."""
-    predictions = None if batch.predictions is None else change(batch.predictions)
-    return Batch(change(batch.embeddings), change(batch.attention), predictions)
 
 
 def bytes_per_image(observations: Observations) -> int:
@@ -180,7 +162,7 @@ def _prepared(view: Observations, images: Images, pinned: bool) -> Callable[[], 
         return view.prepare(images)
     batch = view.batch(images)
     if pinned:
-        batch = changed(batch, lambda part: part if part.is_cuda else part.pin_memory())
+        batch = batch.map(lambda part: part if part.is_cuda else part.pin_memory())
     return lambda: batch
 
 

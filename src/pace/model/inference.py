@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pace.model.gaussians.fused import succeeds
 from pace.model.objective import dirichlet_kl, expected_log_theta
+from pace.model.triton_support import succeeds
 
 Updates = Literal["exact", "paper"]
 Pull = Callable[[Tensor], Tensor]  # φ̄ (B, K) -> g (B, K)
@@ -74,9 +74,7 @@ class Posterior:
     gamma: Tensor
     sweeps: int
     moving: Tensor  # (B,) images that had not settled when the sweeps ran out
-    bound: (
-        Tensor  # (B,) L_e by image; with the printed rules, what their φ update climbs (Weights.correction is missing)
-    )
+    bound: Tensor  # (B,) L_e by image; for the printed rules, without Weights.correction
     phi: Tensor  # (B, J, K)
 
 
@@ -173,7 +171,7 @@ def _sweep(
             fresh_field = fresh_field + pull(phi_bar) / tokens
         field = torch.where(active[:, None], fresh_field, field)  # a converged image keeps the φ it converged with
         change = None if reference is None else field - reference
-        if change is None or float(change.amax() - change.amin()) > reach:
+        if change is None or float((change.amax() - change.amin()).detach()) > reach:
             reference, change = field, torch.zeros_like(field)
             phi, log_norm = _exponential(log_likelihood, reference.to(dtype), 1 - 2 * reach)
         assert phi is not None
@@ -194,7 +192,7 @@ def _sweep(
     assert phi is not None
     assert log_norm is not None
     # log φ = E log θ + g/J + log-likelihood - log-normaliser, so the bound needs (B, K) sums only.
-    log_norm = log_norm.double() + norm.double().log() + peak
+    log_norm = log_norm + norm.double().log() + peak
     gain = tokens * phi_bar * (expected_log_theta(gamma) - field)
     bound = (weights.mean.double() * log_norm).sum(1) + gain.sum(1) - dirichlet_kl(gamma, alpha)
     phi = phi.mul_(factor[:, None]).div_(norm[:, :, None])
@@ -206,11 +204,13 @@ def _exponential(log_likelihood: Tensor, field: Tensor, smallest: float) -> tupl
 
     Nowhere so small that it would be subnormal: those numbers are ten times as slow.
     """
-    phi = log_likelihood + field[:, None]
+    # Less its largest first, which is exact where it matters: beside a log-likelihood of -1000 the field would lose its digits.
+    largest = log_likelihood.detach().amax(2)
+    phi = (log_likelihood - largest[:, :, None]).add_(field[:, None])
     scale = phi.detach().amax(2)
     phi.sub_(scale[:, :, None])
     phi = phi.clamp_min(smallest).exp() if phi.requires_grad else phi.clamp_min_(smallest).exp_()
-    return phi, scale
+    return phi, largest.double() + scale
 
 
 def _kernel(log_likelihood: Tensor) -> ModuleType | None:

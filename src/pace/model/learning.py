@@ -71,7 +71,8 @@ def expect(
     wanted = [part.places if feed.local else part.images for part in parts]
     if chosen is not None:
         wanted = [chosen[images] for images in wanted]
-    for part, images, following in zip(parts, wanted, [*wanted[1:], upcoming], strict=True):
+    # Not strict: of many processes one may have no images in this step.
+    for part, images, following in zip(parts, wanted, [*wanted[1:], upcoming], strict=False):
         batches = feed.load(images, following)
         groups = None if visits.negatives is None else Groups(part.sizes, settings.device)
         start = None if memory is None else memory.recall(part.places)

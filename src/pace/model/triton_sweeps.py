@@ -16,7 +16,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pace.model.gaussians.fused import on_its_gpu
+from pace.model.triton_support import on_its_gpu
 
 MOST_CONCEPTS = 1024  # of which a program can hold γ and a few rows of φ
 
@@ -54,8 +54,8 @@ def settle(
     )
     with on_its_gpu(log_likelihood):  # and Triton knows Python's numbers only, not NumPy's
         _settle_kernel[(n_images,)](
-            log_likelihood.contiguous(), count.contiguous(), alpha.contiguous(), counts.contiguous(), *found,
-            n_tokens, n_concepts, int(max_sweeps),
+            log_likelihood.contiguous(), log_likelihood.amax(2).contiguous(), count.contiguous(), alpha.contiguous(),
+            counts.contiguous(), *found, n_tokens, n_concepts, int(max_sweeps),
             TOL=float(tol), TOKENS=max(1, 32 * warps * entries // wide), CONCEPTS=wide, num_warps=warps,
         )  # fmt: skip
     return found
@@ -63,12 +63,13 @@ def settle(
 
 @triton.jit(do_not_specialize=["max_sweeps"])  # type: ignore[untyped-decorator]
 def _settle_kernel(  # type: ignore[no-untyped-def]
-    log_likelihood, weights, alpha, start, end, before_end, sweeps, moving, n_tokens, n_concepts, max_sweeps,
+    log_likelihood, largest, weights, alpha, start, end, before_end, sweeps, moving, n_tokens, n_concepts, max_sweeps,
     TOL: tl.constexpr, TOKENS: tl.constexpr, CONCEPTS: tl.constexpr,
 ):  # fmt: skip
     """One image: γ in registers from sweep to sweep, φ of a few tokens at a time."""
     image = tl.program_id(0).to(tl.int64)
     log_likelihood += image * n_tokens * n_concepts
+    largest += image * n_tokens
     weights += image * n_tokens
     concept = tl.arange(0, CONCEPTS)
     known = concept < n_concepts
@@ -88,7 +89,9 @@ def _settle_kernel(  # type: ignore[no-untyped-def]
             token = first + tl.arange(0, TOKENS)
             inside = token < n_tokens
             at = token[:, None] * n_concepts + concept[None, :]
-            phi = tl.load(log_likelihood + at, mask=inside[:, None] & known[None, :], other=0.0) + field[None, :]
+            phi = tl.load(log_likelihood + at, mask=inside[:, None] & known[None, :], other=0.0)
+            # Less its largest first: beside a log-likelihood of -1000 the field would lose its digits.
+            phi = phi - tl.load(largest + token, mask=inside, other=0.0)[:, None] + field[None, :]
             phi = tl.exp(phi - tl.max(phi, 1)[:, None])
             weight = tl.load(weights + token, mask=inside, other=0.0)
             sums += phi * (weight / tl.sum(phi, 1))[:, None]

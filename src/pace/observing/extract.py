@@ -5,14 +5,13 @@ Decoding, copying and storing run beside the model, which never waits for them u
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +20,12 @@ from torch import Tensor
 from pace.images import Perturb, Perturbation, normalize
 from pace.images.imageset import OnError
 from pace.observations import Batch, Observations
-from pace.observing.pipeline import Behind, ahead, uploaded
+from pace.observing.pipeline import Behind, uploaded
 from pace.observing.sources import BackboneLike, Images, Source, open_source
-from pace.observing.store import StoreWriter, check, extremes
+from pace.observing.store import Index, StoreWriter, check, extremes
 from pace.progress import progress as progress_bar
 
-
-class _View(NamedTuple):
-    """The images as they are or perturbed, and the folder their observations go to; None keeps them in memory."""
-
-    perturb: Perturb | None
-    store: str | os.PathLike[str] | None
+_View = tuple[Perturb | None, Path | None]  # how the images are perturbed, and the folder their observations go to
 
 
 def observe(
@@ -41,8 +35,8 @@ def observe(
     perturb: Perturb | bool | None = None,
     seed: int = 0,
     batch_size: int = 64,
-    store: str | os.PathLike[str] | None = None,
-    data_root: str | os.PathLike[str] | None = None,
+    store: str | PathLike[str] | None = None,
+    data_root: str | PathLike[str] | None = None,
     split: str = "train",
     on_error: OnError = "raise",
     workers: int | None = None,
@@ -69,8 +63,9 @@ def observe(
     progress
         Show a progress bar; by default only on a terminal and when it takes longer than a second.
     """
-    source = open_source(images, backbone, batch_size, data_root, split, on_error, workers)
-    return _extract(backbone, source, [_View(perturbation(perturb, seed), store)], progress)[0]
+    source = open_source(images, backbone, batch_size, workers, data_root, split, on_error)
+    view = perturbation(perturb, seed) if perturb else None, None if store is None else Path(store)
+    return _extract(backbone, source, [view], progress)[0]
 
 
 def observe_pair(
@@ -80,8 +75,8 @@ def observe_pair(
     perturb: Perturb | bool = True,
     seed: int = 0,
     batch_size: int = 64,
-    store: str | os.PathLike[str] | None = None,
-    data_root: str | os.PathLike[str] | None = None,
+    store: str | PathLike[str] | None = None,
+    data_root: str | PathLike[str] | None = None,
     split: str = "train",
     on_error: OnError = "raise",
     workers: int | None = None,
@@ -91,75 +86,60 @@ def observe_pair(
 
     The other options are those of `observe`.
     """
-    if not perturb:
-        raise ValueError(f"perturb: expected True or a perturbation; found {perturb!r}")
-    source = open_source(images, backbone, batch_size, data_root, split, on_error, workers)
+    source = open_source(images, backbone, batch_size, workers, data_root, split, on_error)
     original, perturbed = (None, None) if store is None else (Path(store) / "original", Path(store) / "perturbed")
-    views = [_View(None, original), _View(perturbation(perturb, seed), perturbed)]
-    first, second = _extract(backbone, source, views, progress)
+    first, second = _extract(backbone, source, [(None, original), (perturbation(perturb, seed), perturbed)], progress)
     return first, second
 
 
-def perturbation(perturb: Perturb | bool | None, seed: int) -> Perturb | None:
+def perturbation(perturb: Perturb | bool, seed: int) -> Perturb:
     """The perturbation that an argument `perturb` stands for."""
-    return Perturbation(seed) if perturb is True else perturb or None
+    if perturb is False:
+        raise ValueError("perturb: expected True or a perturbation; found False")
+    return Perturbation(seed) if perturb is True else perturb
 
 
 def _extract(
     backbone: BackboneLike, source: Source, views: Sequence[_View], progress: bool | None
 ) -> list[Observations]:
-    if getattr(source, "shuffles", False) and any(view.perturb or view.store for view in views):
-        raise ValueError(
-            "images: this DataLoader shuffles, so a second pass would give other images; pass shuffle=False"
-        )
-    grid = backbone.grid(*source.size)
+    if source.shuffles and any(perturb or store for perturb, store in views):
+        raise ValueError("images: this DataLoader shuffles, so a second pass would differ; pass shuffle=False")
     with ExitStack() as stack:
-        sinks = [
-            _Memory(source.total, grid, backbone.prefix_tokens)
-            if store is None
-            else stack.enter_context(
-                StoreWriter(
-                    store,
-                    fingerprint=_facts(backbone, source, perturb),
-                    total=source.total,
-                    grid=grid,
-                    prefix_tokens=backbone.prefix_tokens,
-                )
-            )
-            for perturb, store in views
-        ]
+        sinks = [stack.enter_context(_sink(backbone, source, *view)) for view in views]
         gaps = [sink.gaps for sink in sinks]
         spans = _spans(gaps)
         done = 0 if source.total is None else source.total - sum(len(span) for span in spans)
         advance = stack.enter_context(progress_bar("observing", source.total, progress, done))
         behind = stack.enter_context(Behind(backbone.device))
-        for rows, upload in stack.enter_context(closing(ahead(uploaded(source.batches(spans), backbone.device)))):
+        for rows, upload in stack.enter_context(closing(uploaded(source.batches(spans), backbone.device))):
             batch = upload()
             for (perturb, _), sink, missing in zip(views, sinks, gaps, strict=True):
                 if any(rows[0] in gap for gap in missing):
                     view = batch if perturb is None else perturb(batch, torch.as_tensor(rows))
                     result = backbone(normalize(view, backbone.preprocessing))
-                    behind.keep(partial(_keep, sink, rows[0]), extremes(result.embeddings), *result)
+                    behind.keep(partial(sink.append, rows[0]), result, extremes(result.embeddings))
             advance(len(batch))
         behind.wait()
-        return [sink.finish(source.total).observations() for sink in sinks]
+        return [sink.finish(source.total) for sink in sinks]
 
 
-def _keep(sink: _Memory | StoreWriter, start: int, bounds: Tensor, *result: Tensor) -> None:
-    sink.append(start, Batch(*result), bounds)
-
-
-def _facts(backbone: BackboneLike, source: Source, perturb: Perturb | None) -> dict[str, str]:
-    """What a store must not mix."""
+def _sink(
+    backbone: BackboneLike, source: Source, perturb: Perturb | None, store: Path | None
+) -> AbstractContextManager[_Memory | StoreWriter]:
+    """Where the observations of a view go."""
+    grid, prefix_tokens = backbone.grid(*source.size), backbone.prefix_tokens
+    if store is None:
+        return nullcontext(_Memory(source.total, grid, prefix_tokens))
     if perturb is not None and not hasattr(perturb, "fingerprint"):
         raise ValueError("perturb: needs a method fingerprint() for its observations to be stored")
-    return {
+    facts = {
         "model": backbone.fingerprint(),
         "layer": str(backbone.layer),
         "preprocessing": str(backbone.preprocessing),
         "images": source.fingerprint(),
         "perturbation": "none" if perturb is None else perturb.fingerprint(),
     }
+    return StoreWriter(store, Index(facts, source.total, grid, prefix_tokens))
 
 
 def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
@@ -169,7 +149,7 @@ def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
 
 
 class _Memory:
-    """Observations in memory, filled batch by batch."""
+    """Observations in memory, filled batch by batch, as a `StoreWriter` is."""
 
     def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int) -> None:
         self.gaps = [range(sys.maxsize if total is None else total)]
@@ -183,15 +163,10 @@ class _Memory:
             self._arrays = batch.map(lambda part: new_memory((self._total or stop, *part.shape[1:]), part.dtype))
         while stop > len(self._arrays.attention):  # a loader of unknown length
             self._arrays = self._arrays.map(lambda array: torch.cat([array, torch.empty_like(array)]))
-        for array, part in zip(self._arrays, batch, strict=True):
-            if array is not None and part is not None:
-                array[start:stop] = part
+        self._arrays.put(slice(start, stop), batch)
         self._count = stop
 
-    def finish(self, total: int | None) -> _Memory:
-        return self
-
-    def observations(self) -> Observations:
+    def finish(self, total: int | None) -> Observations:
         arrays = self._arrays.map(lambda array: array[: self._count])
         return Observations(*arrays, self._grid, self._prefix_tokens, check=False)
 

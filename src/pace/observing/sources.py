@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
@@ -14,13 +15,11 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from pace.images import ImageSet, PreprocessingLike, open_images
 from pace.images.imageset import OnError
-from pace.images.loading import decoded
+from pace.images.loading import Batches, decoded
 from pace.observations import Batch
 
-# A batch in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), a set of images, or the name or
-# folder of one.
+# Pixels in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), or a set, its name or its folder.
 Images = Tensor | DataLoader[Any] | ImageSet | str | os.PathLike[str]
-Batches = Generator[tuple[Sequence[int], Tensor]]
 
 
 class BackboneLike(Protocol):
@@ -39,38 +38,36 @@ class BackboneLike(Protocol):
     def __call__(self, images: Tensor) -> Batch: ...
 
 
-class Source(Protocol):
-    """`batches(spans)` yields the numbers of some images and their pixels, (B, 3, H, W) in [0, 1] or uint8.
+@dataclass
+class Source:
+    """`batches(spans)` yields the numbers of some images and their pixels, (B, 3, H, W) in [0, 1] or uint8."""
 
-    `total` is the number of images; None if it is not known before all batches were drawn.
-    """
-
-    total: int | None
-    size: tuple[int, int]
-
-    def fingerprint(self) -> str: ...
-    def batches(self, spans: Sequence[range]) -> Batches: ...
+    size: tuple[int, ...]  # height and width
+    total: int | None  # None if it is not known before all batches were drawn
+    fingerprint: Callable[[], str]
+    batches: Callable[[Sequence[range]], Batches]
+    shuffles: bool = False
 
 
 def open_source(
     images: Images,
     backbone: BackboneLike,
     batch_size: int,
+    workers: int | None,
     data_root: str | os.PathLike[str] | None,
     split: str,
     on_error: OnError,
-    workers: int | None,
 ) -> Source:
     if batch_size < 1:
         raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
     if isinstance(images, (str, os.PathLike)):
         images = open_images(images, data_root, split, on_error)
     if isinstance(images, Tensor):
-        return _FromTensor(images, batch_size)
+        return _from_tensor(images, batch_size)
     if isinstance(images, DataLoader):
-        return _FromLoader(images)
+        return _from_loader(images)
     if isinstance(images, ImageSet):
-        return _FromSet(images, backbone, batch_size, workers)
+        return _from_set(images, backbone, batch_size, workers)
     raise ValueError(
         f"images: expected a tensor, a DataLoader, an ImageSet, a folder or a dataset's name; found {type(images).__name__}"
     )
@@ -80,82 +77,59 @@ def _chunks(spans: Sequence[range], size: int) -> list[range]:
     return [span[start : start + size] for span in spans for start in range(0, len(span), size)]
 
 
-class _FromTensor:
-    def __init__(self, images: Tensor, batch_size: int) -> None:
-        _check_shape(images)
-        self._images, self._batch_size = images, batch_size
-        self.total: int | None = len(images)
-        self.size = (images.shape[2], images.shape[3])
+def _from_set(images: ImageSet, backbone: BackboneLike, batch_size: int, workers: int | None) -> Source:
+    def batches(spans: Sequence[range]) -> Batches:
+        for_gpu = backbone.device.type == "cuda"
+        return decoded(images, _chunks(spans, batch_size), backbone.preprocessing, workers, for_gpu)
 
-    def fingerprint(self) -> str:
-        return f"{len(self._images)} images, {_digest(self._images)}"
-
-    def batches(self, spans: Sequence[range]) -> Batches:
-        for rows in _chunks(spans, self._batch_size):
-            batch = self._images[rows.start : rows.stop]
-            _check_range(batch)
-            yield rows, batch
+    size = backbone.preprocessing.size
+    return Source(size, len(images), lambda: f"{len(images)} images, {images.fingerprint()}", batches)
 
 
-class _FromLoader:
+def _from_tensor(images: Tensor, batch_size: int) -> Source:
+    def batches(spans: Sequence[range]) -> Batches:
+        for rows in _chunks(spans, batch_size):
+            yield rows, _in_range(images[rows.start : rows.stop])
+
+    size = _checked(images).shape[2:]
+    return Source(tuple(size), len(images), lambda: f"{len(images)} images, {_digest(images)}", batches)
+
+
+def _from_loader(loader: DataLoader[Any]) -> Source:
     """The loader's own batches. The first is drawn at once, since it tells the size."""
+    items = iter(loader)
+    first = next(items, None)
+    if first is None:
+        raise ValueError("images: the DataLoader gives no batch")
+    size = tuple(_images_of(first).shape[2:])
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.shuffles = isinstance(loader.sampler, RandomSampler)
-        self._items = iter(loader)
-        self._first = next(self._items, None)
-        if self._first is None:
-            raise ValueError("images: the DataLoader gives no batch")
-        first = _images_of(self._first)
-        self.total = _loader_length(loader)
-        self.size = (first.shape[2], first.shape[3])
-
-    def fingerprint(self) -> str:
+    def fingerprint() -> str:
         """The length and the first batch stand for the whole, which cannot be seen in advance."""
-        length = "unknown" if self.total is None else self.total
-        return f"loader of {length} images, first {_digest(_images_of(self._first))}"
+        length = "unknown" if source.total is None else source.total
+        return f"loader of {length} images, first {_digest(_images_of(first))}"
 
-    def batches(self, spans: Sequence[range]) -> Batches:
-        if not spans:
-            return
+    def batches(spans: Sequence[range]) -> Batches:
         seen = 0
-        for item in chain([self._first], self._items):
-            batch = _images_of(item)
-            size = tuple(batch.shape[2:])
-            if size != self.size:
-                raise ValueError(f"images from {seen} on are {size} pixels, the first are {self.size}")
+        for batch in map(_images_of, chain([first], items) if spans else ()):
+            if batch.shape[2:] != size:
+                raise ValueError(f"images from {seen} on are {tuple(batch.shape[2:])} pixels, the first are {size}")
             for span in spans:
                 start, stop = max(seen, span.start), min(seen + len(batch), span.stop)
                 if start < stop:
-                    _check_range(batch)
-                    yield range(start, stop), batch[start - seen : stop - seen]
+                    yield range(start, stop), _in_range(batch[start - seen : stop - seen])
             seen += len(batch)
-        if self.total is not None and self.total != seen:
-            raise ValueError(f"images: the DataLoader promised {self.total} images and gave {seen}")
-        self.total = seen
+        if spans:
+            source.total = seen
+
+    source = Source(size, _length(loader), fingerprint, batches, isinstance(loader.sampler, RandomSampler))
+    return source
 
 
-class _FromSet:
-    def __init__(self, images: ImageSet, backbone: BackboneLike, batch_size: int, workers: int | None) -> None:
-        self._images, self._batch_size, self._workers = images, batch_size, workers
-        self._preprocessing, self._for_gpu = backbone.preprocessing, backbone.device.type == "cuda"
-        self.total: int | None = len(images)
-        self.size = backbone.preprocessing.size
-
-    def fingerprint(self) -> str:
-        return f"{len(self._images)} images, {self._images.fingerprint()}"
-
-    def batches(self, spans: Sequence[range]) -> Batches:
-        chunks = _chunks(spans, self._batch_size)
-        return decoded(self._images, chunks, self._preprocessing, self._workers, self._for_gpu)
-
-
-def _loader_length(loader: DataLoader[Any]) -> int | None:
+def _length(loader: DataLoader[Any]) -> int | None:
     """How many images a loader will give; None for iterable datasets and for samplers that make their own batches."""
-    sampler = loader.sampler
-    if loader.batch_size is None or not isinstance(loader.dataset, Sized) or not isinstance(sampler, Sized):
+    if loader.batch_size is None or not isinstance(loader.sampler, Sized):
         return None
-    images = len(sampler)
+    images = len(loader.sampler)
     return images - images % loader.batch_size if loader.drop_last else images
 
 
@@ -164,26 +138,24 @@ def _images_of(item: Any) -> Tensor:
     if not isinstance(images, Tensor):
         expected = "a DataLoader of tensors, or of pairs that begin with one"
         raise ValueError(f"images: expected {expected}; found {type(images).__name__}")
-    _check_shape(images)
-    return images
+    return _checked(images)
 
 
-def _check_shape(images: Tensor) -> None:
+def _checked(images: Tensor) -> Tensor:
     if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
         raise ValueError(f"images: expected shape (images, 3, height, width); found {tuple(images.shape)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise ValueError(f"images: expected uint8 or floats in [0, 1]; found {images.dtype}")
+    return images
 
 
-def _check_range(images: Tensor) -> None:
-    if images.dtype == torch.uint8:
-        return
-    low, high = (float(bound) for bound in images.aminmax())
-    if not (low >= 0 and high <= 1):
-        raise ValueError(
-            f"images: expected uint8 or floats in [0, 1]; found {low:.3g} to {high:.3g}. Pass them before "
-            "normalisation: it is done here, as the model needs it"
-        )
+def _in_range(images: Tensor) -> Tensor:
+    if images.is_floating_point():
+        low, high = (float(bound) for bound in images.aminmax())
+        if not (low >= 0 and high <= 1):
+            found = f"images: expected uint8 or floats in [0, 1]; found {low:.3g} to {high:.3g}"
+            raise ValueError(f"{found}. Pass them before normalisation: it is done here, as the model needs it")
+    return images
 
 
 def _digest(images: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,30 +13,20 @@ from torch import Tensor
 from pace.images import ImageSet, Perturb, normalize, to_float
 from pace.images.imageset import short_hash
 from pace.images.loading import decoded
-from pace.observations import Batch, Observations
+from pace.observations import Batch, Device, Lazy, Observations, Rows
 from pace.observing.extract import perturbation
 from pace.observing.sources import BackboneLike
 
 _GPU_WORKERS = 8  # threads that decode for a GPU
 
-_Numbers = npt.NDArray[np.int64]
 
-
-def stream(
-    backbone: BackboneLike,
-    images: ImageSet,
-    *,
-    perturb: Perturb | bool | None = None,
-    seed: int = 0,
-    batch_size: int = 64,
-    keep: bool = False,
-) -> Observations:
+def stream(backbone: BackboneLike, images: ImageSet, *, batch_size: int = 64, keep: bool = False) -> Observations:
     """The same as `observe`, but computed whenever it is read, as often as it is read.
 
     Memory does not grow with the number of images, unless `keep` stores in memory what was computed once: for several
     processes that each read their own share. `observations[images]` computes these images at once.
     """
-    return _Stream(backbone, _Pixels(images, backbone), perturbation(perturb, seed), batch_size, keep)
+    return _Stream(backbone, _Pixels(images, backbone), None, batch_size, keep)
 
 
 def stream_pair(
@@ -49,12 +39,8 @@ def stream_pair(
     keep: bool = False,
 ) -> tuple[Observations, Observations]:
     """The images as they are and perturbed, decoded once for both."""
-    if not perturb:
-        raise ValueError(f"perturb: expected True or a perturbation; found {perturb!r}")
-    pixels = _Pixels(images, backbone)
-    views = (None, perturbation(perturb, seed))
-    original, perturbed = (_Stream(backbone, pixels, view, batch_size, keep) for view in views)
-    return original, perturbed
+    pixels, changed = _Pixels(images, backbone), perturbation(perturb, seed)
+    return _Stream(backbone, pixels, None, batch_size, keep), _Stream(backbone, pixels, changed, batch_size, keep)
 
 
 class _Pixels:
@@ -63,17 +49,17 @@ class _Pixels:
     def __init__(self, images: ImageSet, backbone: BackboneLike):
         self.images, self._preprocessing = images, backbone.preprocessing
         self._workers = None if backbone.device.type == "cpu" else _GPU_WORKERS
-        self._last: tuple[_Numbers, Tensor] | None = None
+        self._last: tuple[npt.NDArray[np.int64], Tensor] | None = None
 
-    def __call__(self, numbers: _Numbers) -> Tensor:
+    def __call__(self, numbers: npt.NDArray[np.int64]) -> Tensor:
         if self._last is None or not np.array_equal(self._last[0], numbers):
             ((_, pixels),) = decoded(self.images, [numbers.tolist()], self._preprocessing, self._workers)
             self._last = numbers, pixels
         return self._last[1]
 
 
-class _Stream(Observations):
-    """One view of the images, for a fit a `pace.model.feeding.Lazy`."""
+class _Stream(Observations, Lazy):
+    """One view of the images."""
 
     def __init__(
         self, backbone: BackboneLike, pixels: _Pixels, perturb: Perturb | None, batch_size: int, keep: bool
@@ -84,28 +70,27 @@ class _Stream(Observations):
         self.grid, self.prefix_tokens = backbone.grid(*backbone.preprocessing.size), backbone.prefix_tokens
         self._kept: Batch | None = None
         count = len(pixels.images)
+        self._known = np.zeros(count if keep else 0, bool)
         example = self._compute(pixels(np.array([0])), np.array([0]))  # tells the shapes
         if keep:
             # Memory that is not written to is not used yet, so the shares of other processes cost nothing here.
             self._kept = example.map(lambda part: torch.from_numpy(np.empty((count, *part.shape[1:]), np.float32)))
-            self._known = np.zeros(count, bool)
         embeddings, attention, predictions = (
             None if part is None else _Promised(self, name, (count, *part.shape[1:]))
             for name, part in example._asdict().items()
         )
         super().__init__(embeddings, attention, predictions, self.grid, self.prefix_tokens, check=False)
 
-    def prepare(self, images: slice | _Numbers) -> Callable[[], Batch]:
+    def prepare(self, images: Rows) -> Callable[[], Batch]:
         """Decodes at once, so that it can be done beside the model; the result then runs the backbone."""
-        numbers = np.arange(*images.indices(len(self))) if isinstance(images, slice) else np.asarray(images)
+        numbers = np.arange(*images.indices(len(self))) if isinstance(images, slice) else np.asarray(images, np.int64)
         if (kept := self._kept) is not None and self._known[numbers].all():
             return lambda: kept.map(lambda part: part[numbers])
         pixels = self._pixels(numbers)
         return lambda: self._compute(pixels, numbers)
 
     def forget(self) -> None:
-        if self._kept is not None:
-            self._known[:] = False
+        self._known[:] = False
 
     def identity(self) -> str:
         backbone, perturb = self._backbone, self._perturb
@@ -113,20 +98,14 @@ class _Stream(Observations):
         model = [backbone.fingerprint(), backbone.layer, str(backbone.preprocessing)]
         return short_hash([*model, self._pixels.images.fingerprint(), view])
 
-    def batch(
-        self,
-        images: slice | Sequence[int] | npt.NDArray[np.integer],
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Batch:
-        chosen = images if isinstance(images, slice) else np.asarray(images, np.int64)
-        return self.prepare(chosen)().map(lambda part: part.to(device=device, dtype=dtype))
+    def batch(self, images: Rows, device: Device = None, dtype: torch.dtype | None = None) -> Batch:
+        return self.prepare(images)().map(lambda part: part.to(device=device, dtype=dtype))
 
-    def __getitem__(self, images: int | slice | Sequence[int] | npt.NDArray[np.integer]) -> Observations:
+    def __getitem__(self, images: int | Rows) -> Observations:
         chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
         return Observations(*self.batch(chosen), self.grid, self.prefix_tokens, check=False)
 
-    def _compute(self, pixels: Tensor, numbers: _Numbers) -> Batch:
+    def _compute(self, pixels: Tensor, numbers: npt.NDArray[np.int64]) -> Batch:
         found = []
         for start in range(0, len(numbers), self._batch_size):
             rows = slice(start, start + self._batch_size)
@@ -134,14 +113,11 @@ class _Stream(Observations):
             view = batch if self._perturb is None else self._perturb(batch, numbers[rows])
             found.append(self._backbone(normalize(view, self._backbone.preprocessing)))
         embeddings, attention, predictions = zip(*found, strict=True)
-        whole = Batch(
-            torch.cat(embeddings), torch.cat(attention), None if predictions[0] is None else torch.cat(predictions)
-        )
+        classes = None if predictions[0] is None else torch.cat(predictions)
+        whole = Batch(torch.cat(embeddings), torch.cat(attention), classes)
         Observations(*whole, self.grid, self.prefix_tokens)  # refuses values that are not finite
         if self._kept is not None:
-            for room, value in zip(self._kept, whole, strict=True):
-                if room is not None and value is not None:
-                    room[numbers] = value.to("cpu", torch.float32)
+            self._kept.put(numbers, whole)
             self._known[numbers] = True
         return whole
 

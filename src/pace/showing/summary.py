@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,29 +19,19 @@ from pace.observations import Observations
 _TOKENS_AT_ONCE = 1 << 14  # limits the memory that distances to all means take
 
 
-@dataclass(frozen=True)
-class Use:
-    """Each concept's share of all patches (K,), and whether it is in use: whether it holds at least one patch (K,)."""
+class Use(NamedTuple):
+    """How much each concept is used."""
 
-    shares: Array
-    used: Array
-
-    @property
-    def order(self) -> list[int]:
-        """The concepts in use, largest share first."""
-        return [int(k) for k in np.argsort(-self.shares, kind="stable") if self.used[k]]
-
-    @property
-    def effective_number(self) -> float:
-        """exp of the entropy: how many equally used concepts would be as diverse as these."""
-        positive = self.shares[self.shares > 0]
-        return float(np.exp(-(positive * np.log(positive)).sum()))
+    shares: Array  # (K,) of all patches
+    used: Array  # (K,) whether it holds at least one patch
+    order: list[int]  # the concepts in use, largest share first
 
 
 def use_of(patches: Array) -> Use:
     """From the patches that each concept holds (K,): `PACE.concept_weights_`, or `patches_held` by some images."""
     held = np.nan_to_num(np.asarray(patches, np.float64))
-    return Use(held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1))
+    shares, used = held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1)
+    return Use(shares, used, [int(k) for k in np.argsort(-shares, kind="stable") if used[k]])
 
 
 def patches_held(phi: Array, attention: Array) -> Array:
@@ -52,21 +41,10 @@ def patches_held(phi: Array, attention: Array) -> Array:
     return held
 
 
-class TypicalPatches(NamedTuple):
-    """For every concept n patches (K, n), nearest to its mean first: their images, and their places in the grid."""
+def typical_patches(means: Array, observations: Observations, n: int) -> Array:
+    """The n patches nearest to each mean, nearest first: their images and their places in the grid (K, n, 2).
 
-    images: Array
-    patches: Array
-
-    def pairs(self, concept: int) -> list[tuple[int, int]]:
-        """(image, patch) of one concept."""
-        return list(zip(self.images[concept].tolist(), self.patches[concept].tolist(), strict=True))
-
-
-def typical_patches(means: Array, observations: Observations, n: int) -> TypicalPatches:
-    """The n patches nearest to each mean (K, d), from different images as long as there are enough images.
-
-    Neighbouring patches are much alike: five of one image say less than one from each of five.
+    They are from different images as long as there are enough images, since the patches around one are much like it.
     """
     points = torch.as_tensor(means, dtype=torch.float32)
     n_patches = observations.n_tokens - observations.prefix_tokens
@@ -82,8 +60,7 @@ def typical_patches(means: Array, observations: Observations, n: int) -> Typical
             distances.append(distance)
             places.append(first_patch + patch)
     order = torch.argsort(torch.cat(distances), dim=0, stable=True)[:n]
-    found = torch.cat(places).gather(0, order).T.numpy()
-    return TypicalPatches(found // n_patches, found % n_patches)
+    return np.stack(np.divmod(torch.cat(places).gather(0, order).T.numpy(), n_patches), -1)
 
 
 def evidence(label_head: Array) -> Array:

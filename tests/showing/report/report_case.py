@@ -24,7 +24,7 @@ class Drawn(ImageSet):
         blocks = np.random.default_rng(seed).integers(0, 256, (len(names), 3, 4, 4), dtype=np.uint8)
         self.pixels = torch.from_numpy(blocks.repeat(size // 4, 2).repeat(size // 4, 3))
 
-    def _image(self, index):
+    def __getitem__(self, index):
         return self.pixels[self._rows[index]]
 
     def fingerprint(self):

@@ -1,4 +1,5 @@
 import io
+from base64 import b64decode
 
 import numpy as np
 import pytest
@@ -11,6 +12,10 @@ RNG = np.random.default_rng(0)
 
 def noise(count, height=40, width=40):
     return RNG.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+
+
+def opened(text):
+    return Image.open(io.BytesIO(b64decode(text)))
 
 
 def test_pictures_are_what_was_given_but_never_larger_than_shown():
@@ -29,10 +34,10 @@ def test_errors_name_the_argument():
 def test_the_largest_pictures_that_fit_are_taken():
     pictures = read_pictures(noise(4, 224, 224), 4, None, "images")
     plenty = encode(pictures, 10**7)
-    assert Image.open(io.BytesIO(plenty[0])).size == (224, 224)
+    assert opened(plenty[0]).size == (224, 224)
     little = encode(pictures, sum(map(len, plenty)) // 3)
     assert sum(map(len, little)) <= sum(map(len, plenty)) // 3
-    assert 48 <= Image.open(io.BytesIO(little[0])).width < 224
+    assert 48 <= opened(little[0]).width < 224
     with pytest.raises(ValueError, match="4 pictures do not fit into the report"):
         encode(pictures, 100)
 
@@ -40,8 +45,8 @@ def test_the_largest_pictures_that_fit_are_taken():
 def test_the_contact_sheet_has_every_picture_in_its_place():
     colours = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
     sheet = contact_sheet([Image.new("RGB", (30, 20), colour) for colour in colours])
-    assert (sheet.columns, sheet.rows) == (2, 2)
-    image = Image.open(io.BytesIO(sheet.file)).convert("RGB")
+    assert (sheet["columns"], sheet["rows"]) == (2, 2)
+    image = opened(sheet["base64"]).convert("RGB")
     assert image.size == (2 * TILE, 2 * TILE)
     for index, colour in enumerate(colours):
         pixel = image.getpixel((index % 2 * TILE + TILE // 2, index // 2 * TILE + TILE // 2))

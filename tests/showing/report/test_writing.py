@@ -1,7 +1,6 @@
 import hashlib
 import re
 from base64 import b64decode, b64encode
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,6 +34,7 @@ def test_concepts_are_ordered_by_use_and_unused_ones_marked(report):
     shares = [data["concepts"][k]["share"] for k in data["order"]]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1)
+    assert data["effective"] == pytest.approx(np.exp(-sum(share * np.log(share) for share in shares if share)))
     assert [concept["used"] for concept in data["concepts"]][6:] == [False, False]
     assert not {6, 7} & {k for concept in data["concepts"] for k in concept["neighbours"]}
     assert not {6, 7} & {k for found in data["classConcepts"] for k, _, _ in found}
@@ -58,9 +58,7 @@ def test_what_is_not_a_number_is_null(report):
     scores = {score["name"]: score for score in page_data(report)["scores"]}
     assert scores["of_a_plugin"]["value"] is None
     assert scores["stability"]["range"] == [0, None]
-    only = SimpleNamespace(
-        images=1, numbers=torch.ones(1), bounds=torch.ones(1), evidence=torch.tensor([torch.inf]), moves=[]
-    )
+    only = SimpleNamespace(images=1, numbers=torch.ones(1), bounds=torch.ones(1), evidence=torch.tensor([torch.inf]))
     model = SimpleNamespace(lower_bounds_=[], means_=[0], selection_=only)
     assert contents.learning(model)["selection"]["evidence"] == [None]
 
@@ -137,7 +135,7 @@ def test_a_model_without_classes_has_a_report_too(bare):
 
 def test_input_that_does_not_match_is_refused_in_one_line_and_nothing_is_written(case, tmp_path):
     path = tmp_path / "r.html"
-    small = torch.zeros(24, 3, 8, 8)
+    small, parts = torch.zeros(24, 3, 8, 8), (case.observations.embeddings, case.observations.attention)
     for changes, message in [
         ({"images": small[:3]}, "^images: expected 24, one for each"),
         ({"images": case.images}, "needed to show an ImageSet"),
@@ -145,9 +143,9 @@ def test_input_that_does_not_match_is_refused_in_one_line_and_nothing_is_written
         ({"perturbed_images": small}, "^perturbed_images: needs perturbed"),
         ({"perturbed": case.perturbed, "perturbed_images": small}, r"perturbed_images: expected \(48, 48\) pixels"),
         ({"perturbed": case.perturbed[:5]}, "perturbed: expected the same images"),
-        ({"observations": replace(case.observations, grid=None)}, "pass grid="),
+        ({"observations": Observations(*parts, prefix_tokens=1)}, "pass grid="),
         ({"explanation": case.model.explain(case.observations, patches=False)}, r"expected φ of shape \(24, 37, 8\)"),
-        ({"observations": replace(case.observations, predictions=np.full((24, 2), 0.5))}, "predictions have 2 classes"),
+        ({"observations": Observations(*parts, np.full((24, 2), 0.5), (6, 6), 1)}, "predictions have 2 classes"),
     ]:
         with pytest.raises(ValueError, match=message):
             write(case, path, **changes)
@@ -166,3 +164,13 @@ def test_a_report_that_fails_leaves_the_one_before_it(case, tmp_path, monkeypatc
         write(case, path, title="another")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "scale", "low"),
+    [("u16", "<u2", 65535, 0), ("u8", np.uint8, 255, 0), ("i16", "<i2", 32767 / 2, -2)],
+)
+def test_numbers_come_back_to_half_a_step(kind, dtype, scale, low):
+    values = np.random.default_rng(0).uniform(low, -low or 1, (7, 3))
+    found = np.frombuffer(b64decode(contents.packed(values, kind, scale)["base64"]), dtype)
+    assert np.abs(found / scale - values.ravel()).max() <= 0.5 / scale + 1e-12

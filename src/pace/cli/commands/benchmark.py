@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json as json_format
+import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,81 +15,55 @@ from pace.cli.output import complain, console, say
 from pace.cli.runs import running
 
 _CPU_LIMIT = 200  # images of each split that a CPU gets through in minutes
-_METHODS, _MODEL = "Methods", "Model"
+_COMPUTE = options.Compute(batch_size=256)
+_method = partial(typer.Option, rich_help_panel="Methods")
+_model = partial(typer.Option, rich_help_panel="Model")
+_NAMES = "color, flower, cars, cub, or folders with train/ and test/, separated by commas."
+_METHODS = "Separated by commas; references are all reference lines; tied=pace is a second pace named tied."
+_SET = "Set an option of a method, such as pace.covariance=diag; may be repeated."
+_MOST = f"{_CPU_LIMIT} on a CPU, all on a GPU"
 
 
 def benchmark(
     ctx: typer.Context,
-    datasets: Annotated[
-        str,
-        typer.Option(metavar="NAMES", help="color, flower, cars, cub, or folders with train/ and test/; by commas."),
-    ] = "color",
-    methods: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="By commas. `references` stands for all reference lines; tied=pace is a second pace, called tied.",
-            rich_help_panel=_METHODS,
-        ),
-    ] = "pace,pace-paper,shap,lime,saliency,agi,craft",
+    *,
+    datasets: Annotated[str, typer.Option(metavar="NAMES", help=_NAMES)] = "color",
+    methods: Annotated[str, _method(metavar="NAMES", help=_METHODS)] = "pace,pace-paper,shap,lime,saliency,agi,craft",
     data_root: options.DataRoot = None,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Images of each split at most; 0 for all.", show_default=f"{_CPU_LIMIT} on a CPU, all on a GPU"
-        ),
+        int | None, typer.Option(min=0, help="Upper limit for images of each split; 0 for all.", show_default=_MOST)
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(
+        _model(
             metavar="NAME|FILE",
-            help="The model, as `pace finetune --model` takes it.",
-            show_default="for color, the ViT that is shipped for it",
-            rich_help_panel=_MODEL,
+            help="The model to explain: a timm or Hugging Face name, or a .safetensors file.",
+            show_default="for color, the ViT that comes with it",
         ),
     ] = None,
-    architecture: options.Architecture = None,
-    image_size: options.ImageSize = None,
-    normalize: options.Normalize = None,
-    layer: options.Layer = None,
-    cls: options.CountCls = False,
-    finetune: Annotated[bool, typer.Option(help="Fine-tune it on each dataset first.", rich_help_panel=_MODEL)] = True,
-    epochs: Annotated[int, typer.Option(min=1, help="Of the fine-tuning.", rich_help_panel=_MODEL)] = 20,
-    lr: Annotated[float, typer.Option(help="Of the fine-tuning, at its peak.", rich_help_panel=_MODEL)] = 1e-4,
+    how: options.LayerOptions,
+    finetune: Annotated[bool, _model(help="Fine-tune it on each dataset first.")] = True,
+    epochs: Annotated[int, _model(min=1, help="Epochs of fine-tuning.")] = 20,
+    lr: Annotated[float, _model(help="Peak learning rate of fine-tuning.")] = 1e-4,
     layer_decay: options.LayerDecay = 1.0,
     shipped_color: Annotated[
-        bool, typer.Option("--shipped-color", help="Explain Color's own ViT all the same.", rich_help_panel=_MODEL)
+        bool, _model("--shipped-color", help="For color, still use the ViT that comes with it.")
     ] = False,
     concepts: Annotated[
-        int, typer.Option("--concepts", "-k", min=1, help="K of all that have one to choose.", rich_help_panel=_METHODS)
+        int, _method("--concepts", "-k", min=1, help="Number of concepts, for methods that have one.")
     ] = 100,
-    repeats_shap: Annotated[int, typer.Option(min=1, help="Runs of SHAP.", rich_help_panel=_METHODS)] = 100,
-    repeats_lime: Annotated[int, typer.Option(min=1, help="Runs of LIME.", rich_help_panel=_METHODS)] = 10,
+    repeats_shap: Annotated[int, _method(min=1, help="Runs of SHAP.")] = 100,
+    repeats_lime: Annotated[int, _method(min=1, help="Runs of LIME.")] = 10,
     repeat_seconds: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            help="Begin no further run of a method after this long.",
-            show_default="none",
-            rich_help_panel=_METHODS,
-        ),
+        _method(min=0, help="Start no further run of a method after this time.", show_default="no limit"),
     ] = None,
-    regression_runs: Annotated[
-        int, typer.Option(min=1, help="Runs that faithfulness is averaged over.", rich_help_panel=_METHODS)
-    ] = 3,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="METHOD.OPTION=VALUE",
-            help="An option of a method: pace.covariance=tied. May be repeated.",
-            rich_help_panel=_METHODS,
-        ),
-    ] = None,
-    bootstrap: Annotated[int, typer.Option(min=0, help="Draws behind the intervals.")] = 200,
+    regression_runs: Annotated[int, _method(min=1, help="Runs to average faithfulness over.")] = 3,
+    settings: Annotated[list[str] | None, _method("--set", metavar="METHOD.OPTION=VALUE", help=_SET)] = None,
+    bootstrap: options.Bootstrap = 200,
     hidden_images: Annotated[int, typer.Option(min=0, help="Test images for deletion and insertion.")] = 128,
     patch_images: Annotated[
-        int | None, typer.Option(min=1, help="Test images for the other scores of the patch level.", show_default="all")
+        int | None, typer.Option(min=1, help="Test images for the other patch-level scores.", show_default="all")
     ] = None,
     store: Annotated[
         bool | None,
@@ -96,46 +71,41 @@ def benchmark(
     ] = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(metavar="FOLDER", help="Show the results of another run in the same tables. May be repeated."),
+        typer.Option(metavar="FOLDER", help="Also show the results of this run in the tables; may be repeated."),
     ] = None,
     seed: options.Seed = 0,
-    batch_size: options.BatchSize = 256,
-    device: options.Device = "auto",
-    out: options.Out = None,
-    config: options.Config = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
+    compute: options.Compute = _COMPUTE,
 ) -> dict[str, Any]:
-    """Make the paper's tables, with what exposes them.
+    """Reproduce the paper's tables.
 
     \b
     Example:
       pace benchmark --datasets color
       pace benchmark --datasets color,flower,cub --data-root data --backbone vit_base_patch16_224
 
-    A run that was stopped goes on where it was when it is started again with the same --out.
+    If it is stopped, the same command with the same --out resumes it.
     """
-    where = device_of(device)
+    device = device_of(compute.device)
     from pace import benchmark as benchmarks
 
-    if limit is None and where.type == "cpu":
+    if limit is None and device.type == "cpu":
         limit = _CPU_LIMIT
         complain("note", f"on a CPU at most {limit} images of each split are used; --limit 0 uses all")
     recipe = benchmarks.Recipe(
         backbone,
-        architecture,
-        image_size,
-        layer,
-        cls,
+        how.architecture,
+        how.image_size,
+        how.layer,
+        how.cls,
         finetune,
         epochs,
         lr,
         layer_decay=layer_decay,
-        normalize=normalize,
+        normalize=how.normalize,
     )
     scoring = benchmarks.Scoring(bootstrap, regression_runs, repeat_seconds, hidden_images, patch_images)
     others = [benchmarks.Results.load(path) for path in add or ()]
-    with running(ctx, datasets.replace(",", "-"), out=out, device=where) as run:
+    with running(ctx, datasets.replace(",", "-"), device=device) as run:
         results = benchmarks.run(
             run.folder,
             _names(datasets),
@@ -150,8 +120,8 @@ def benchmark(
             options=_options(settings or ()),
             scoring=scoring,
             seed=seed,
-            batch_size=batch_size,
-            device=where,
+            batch_size=compute.batch_size,
+            device=device,
             store=store,
             others=others,
             report=lambda line: complain("benchmark", line),
@@ -165,7 +135,7 @@ def benchmark(
     for dataset in results.datasets:
         for line in benchmarks.exposed(results, dataset):
             say(f"! {dataset}: {line}", style="yellow")
-    say(f"written to {run.folder}: results.md, tables.md, results.csv, results.json")
+    say(f"written to {run.folder}: results.md, results.csv, results.json")
     failed = [row.failed for row in results.rows if row.failed]
     if failed and len(failed) == len(results.rows):
         raise Problem(f"no method could be scored: {failed[0]}")
@@ -177,7 +147,7 @@ def _names(text: str) -> list[str]:
 
 
 def _options(settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
-    """``pace.covariance=tied`` as ``{"pace": {"covariance": "tied"}}``; numbers, true, false and null are what they say."""
+    """``pace.covariance=tied`` as ``{"pace": {"covariance": "tied"}}``; values are JSON or text."""
     found: dict[str, dict[str, Any]] = {}
     for text in settings:
         place, equals, value = text.partition("=")
@@ -185,7 +155,7 @@ def _options(settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
         if not (label and dot and option and equals):
             raise Problem(f"--set {text}: expected METHOD.OPTION=VALUE, as in pace.covariance=tied")
         try:
-            found.setdefault(label, {})[option] = json_format.loads(value)
+            found.setdefault(label, {})[option] = json.loads(value)
         except ValueError:
             found.setdefault(label, {})[option] = value
     return found

@@ -14,28 +14,24 @@ from pace.cli.runs import running
 def demo(
     ctx: typer.Context,
     concepts: Annotated[
-        int, typer.Option("--concepts", "-k", min=5, help="How many concepts to look for; Color has five colours.")
+        int, typer.Option("--concepts", "-k", min=5, help="Number of concepts; Color has five colours.")
     ] = 5,
-    per_class: Annotated[int, typer.Option(min=10, help="Images of each class to make.")] = 500,
+    per_class: Annotated[int, typer.Option(min=10, help="Images to generate for each class.")] = 500,
     seed: options.Seed = 0,
-    out: options.Out = None,
-    config: options.Config = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> dict[str, Any]:
-    """See it work, on images and a model made for it.
+    """See it work on generated images, with a model that comes with it.
 
     \b
     Example:
       pace demo
 
-    Makes the Color images, lets a small transformer look at them, learns its concepts, judges them and writes a report.
-    Needs no data, no weights and no network.
+    Generates the Color images, learns the concepts of a small transformer, scores them and writes a report. Needs no
+    data, weights or network.
     """
-    with busy("starting"):  # torch alone takes seconds to load
+    with busy("starting"):  # importing torch takes seconds
         from pace import demo as shipped
 
-    with running(ctx, "color", out=out) as run:
+    with running(ctx, "color") as run:
         found = shipped.run(run.folder, seed=seed, n_per_class=per_class, n_concepts=concepts)
         address = found.report.resolve().as_uri()
         run.record["device"] = "cpu"

@@ -8,43 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.models import CHECKPOINT, ModelChoice, device_of, load_model, located
+from pace.cli.images import ImageChoice
+from pace.cli.models import CHECKPOINT, device_of, load_model, located
 from pace.cli.output import busy, say, table
-from pace.cli.pictures import ImageChoice
 from pace.cli.runs import running
 
 
 def finetune(
     ctx: typer.Context,
-    images: options.Images,
+    *,
+    images: options.RequiredImages,
     model: options.Model,
-    data_root: options.DataRoot = None,
-    split: options.Split = "train",
-    limit: options.Limit = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    architecture: options.Architecture = None,
-    image_size: options.ImageSize = None,
-    normalize: options.Normalize = None,
+    how: options.LoadOptions,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 12,
-    lr: Annotated[float, typer.Option(help="Learning rate at its peak.")] = 1e-4,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
     layer_decay: options.LayerDecay = 1.0,
-    validation: Annotated[float, typer.Option(help="Share of every class that decides which epoch is best.")] = 0.1,
+    validation: Annotated[float, typer.Option(help="Share of every class held out to choose the best epoch.")] = 0.1,
     perturbed: Annotated[
         bool,
         typer.Option(
-            "--perturbed",
-            help="Show it images perturbed as the paper does, so that its predictions withstand that; else gentler crops.",
+            "--perturbed", help="Augment with the paper's perturbation instead of gentle crops, for steady predictions."
         ),
     ] = False,
-    seed: options.Seed = 0,
-    batch_size: options.BatchSize = 64,
-    device: options.Device = "auto",
-    out: options.Out = None,
-    config: options.Config = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
+    compute: options.Compute,
 ) -> dict[str, Any]:
-    """Train a model to tell classes of images apart.
+    """Train a model to classify images.
 
     The paper explains models that were fine-tuned on the images at hand.
 
@@ -53,19 +41,19 @@ def finetune(
       pace finetune --images flower --data-root data --model vit_base_patch16_224 --out runs/vit-flower
       pace fit --images flower --data-root data --model runs/vit-flower
 
-    A run that was stopped goes on from its last finished epoch when it is started again with the same --out.
+    If it is stopped, the same command with the same --out resumes it after the last finished epoch.
     """
-    where = device_of(device)
+    device = device_of(compute.device)
     from pace.backbones import finetune as train
     from pace.images import AUGMENT_SEED, Perturbation
 
-    choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
+    choice = ImageChoice.of(images)
     with busy("opening the images"):
         opened = choice.open()
-    base = ModelChoice(model, architecture, image_size, normalize=normalize)
+    base = how.choice(model)
     network, _ = load_model(base)
     about = {"model": asdict(replace(base, name=located(model))), "images": choice.record(opened)}
-    with running(ctx, images, out=out, device=where, **about) as run:
+    with running(ctx, choice.images, device=device, **about) as run:
         found = train(
             network,
             opened,
@@ -73,10 +61,10 @@ def finetune(
             lr=lr,
             layer_decay=layer_decay,
             validation=validation,
-            batch_size=batch_size,
-            augment=Perturbation(seed + AUGMENT_SEED) if perturbed else True,
-            seed=seed,
-            device=where,
+            batch_size=compute.batch_size,
+            augment=Perturbation(images.seed + AUGMENT_SEED) if perturbed else True,
+            seed=images.seed,
+            device=device,
             checkpoint=run.file(CHECKPOINT),
         )
         run.record["results"] = {
@@ -91,6 +79,6 @@ def finetune(
         for number, epoch in enumerate(found.history, start=1)
     ]
     table(["epoch", "training loss", "held-out loss", "held-out accuracy"], rows)
-    say(f"epoch {found.epoch + 1} is kept: {100 * found.accuracy:.1f} % of the held-out images right")
+    say(f"kept epoch {found.epoch + 1}, with {100 * found.accuracy:.1f} % accuracy on the held-out images")
     say(f"use it with --model {run.folder}")
     return run.record

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json as json_format
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,13 @@ import typer
 from pace.atomic import write_atomically
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.fitted import CONCEPTS, GALLERY, GALLERY_SIZE
-from pace.cli.models import ModelChoice, keep_head, reopen_subject
-from pace.cli.observing import Views, look, look_later, open_both, stored
+from pace.cli.fit_runs import CONCEPTS, GALLERY
+from pace.cli.images import ImageChoice
+from pace.cli.models import OpenedModel, reopen_model
+from pace.cli.observing import Views, observe_images, open_images_and_model, read_extracted, stream_images
 from pace.cli.output import busy, plain, say, table
-from pace.cli.pictures import ImageChoice
+from pace.cli.processes import Process, joined_processes
 from pace.cli.runs import Run, open_run, running
-from pace.cli.teams import team
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -27,299 +28,224 @@ if TYPE_CHECKING:
     from pace.observations import Observations
 
 _SHOWN = 10  # concepts in the table
-_CHECKPOINT = "checkpoint"  # folder in a run that is under way
-_GALLERY_SAMPLE = 4096
+_CHECKPOINT = "checkpoint"  # folder in an unfinished run
+_GALLERY_SIZE = 6  # images per concept
+_GALLERY_SAMPLE = 4096  # images to choose them from, if these have to be observed again
 
 
 def fit(
     ctx: typer.Context,
-    images: options.MaybeImages = None,
+    *,
+    images: options.ImageOptions,
     model: options.MaybeModel = None,
+    how: options.LayerOptions,
+    probe: options.Probe = False,
+    pairs: options.Pairs = True,
     observations: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="A run of `pace extract`, instead of --images and --model."),
+        typer.Option(metavar="FOLDER", help="Folder of a `pace extract`, instead of --images and --model."),
     ] = None,
-    concepts: options.Concepts = 100,
-    max_concepts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="NUMBER",
-            help="Concepts at most that --concepts auto looks for.",
-            show_default="300",
-        ),
-    ] = None,
-    covariance: Annotated[options.Covariance, typer.Option(help="The shape of a concept.")] = options.Covariance.tied,
-    updates: Annotated[
-        options.Updates, typer.Option(help="Coordinate ascent, or the rules as the paper prints them.")
-    ] = options.Updates.exact,
-    alpha: options.Alpha = "learn",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images at most.")] = 100,
-    prune: Annotated[
-        bool,
-        typer.Option(
-            "--prune/--no-prune",
-            help="Leave concepts empty where less than half of them say the prediction.",
-        ),
-    ] = True,
-    refine: Annotated[
-        str,
-        typer.Option(
-            metavar="STEPS|auto", help="In which faithfulness and stability shape the concepts; needs tied covariances."
-        ),
-    ] = "auto",
-    starts: Annotated[int, typer.Option(min=1, help="Starting points that are compared.")] = 4,
-    minibatch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="IMAGES",
-            help="Learn online, from so many images at a time: memory does not grow with their number.",
-            rich_help_panel=options.SCALE,
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Budget on the device, such as 8GB.",
-            show_default="most of a GPU's",
-            rich_help_panel=options.SCALE,
-        ),
-    ] = None,
+    estimator: options.EstimatorOptions,
+    compute: options.Compute,
     checkpoint_every: Annotated[
         float,
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="How often to write down how far it is, with --out; the same command goes on from there.",
-            rich_help_panel=options.SCALE,
+            help="How often to save progress, with --out; the same command resumes from there.",
         ),
     ] = 60.0,
-    data_root: options.DataRoot = None,
-    split: options.Split = "train",
-    limit: options.Limit = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    pairs: options.Pairs = True,
-    architecture: options.Architecture = None,
-    image_size: options.ImageSize = None,
-    normalize: options.Normalize = None,
-    layer: options.Layer = None,
-    cls: options.CountCls = False,
-    probe: options.Probe = False,
-    seed: options.Seed = 0,
-    batch_size: options.BatchSize = 64,
-    device: options.Device = "auto",
-    out: options.Out = None,
-    config: options.Config = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> dict[str, Any]:
-    """Learn the concepts by which a model sees images.
+    """Learn the concepts that a model uses for images.
 
     \b
     Example:
       pace fit --images color --model color --concepts 8
       pace explain photo.jpg
 
-    Ctrl-C keeps what was learned up to the last full pass. A run with --out that was stopped goes on when it is started again.
+    Ctrl-C keeps what was learned up to the last full pass. If a run with --out is stopped, the same command resumes it.
 
     On several processes: torchrun --nproc-per-node 4 -m pace fit …
     """
-    if observations is not None and (images is not None or model is not None):
-        raise Problem("--observations already says which images and model; leave --images and --model out")
     if observations is not None:
-        said = {"architecture": architecture, "image-size": image_size, "normalize": normalize, "layer": layer,
-                "cls": cls, "probe": probe, "data-root": data_root, "split": split != "train", "limit": limit,
-                "skip-unreadable": skip_unreadable}  # fmt: skip
-        again = [f"--{name}" for name, value in said.items() if value is not None and value is not False]
-        if again:
-            raise Problem(f"--observations says what its images and model are; leave {', '.join(again)} out")
-    if observations is None and (images is None or model is None):
+        _refuse_with_observations(images, model, how, probe)
+    elif images.images is None or model is None:
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
-    if max_concepts is not None and concepts != "auto":
-        raise Problem(f"--max-concepts is for --concepts auto; found --concepts {concepts}")
-    with team(device) as (where, several, leads):
-        from pace.explainer import PACE
-        from pace.fitting.arguments import check_arguments
+    if estimator.max_concepts is not None and estimator.n_concepts != "auto":
+        raise Problem("--max-concepts is for --concepts auto")
+    with joined_processes(compute.device) as process:
+        learner = _estimator(estimator, images.seed, process)
+        source = _open_source(images, model, how, probe, observations, process, compute.batch_size)
+        out = None if ctx.params["out"] is None else Path(ctx.params["out"]).expanduser()
 
-        explainer = PACE(
-            concepts,
-            covariance=covariance.value,
-            updates=updates.value,
-            alpha=_alpha(alpha),
-            max_iter=epochs,
-            n_init=starts,
-            prune="auto" if prune else False,
-            refine=_steps(refine),
-            minibatch=minibatch,
-            memory=memory,
-            distributed=several,
-            seed=seed,
-            device=where.type if where.index is None else str(where),
-        )
-        if max_concepts is not None:
-            explainer.set_params(max_concepts=max_concepts)
-        check_arguments(explainer)  # before minutes go into looking at images
-        earlier: Run | None = None
-        if observations is not None:
-            earlier = open_run(observations, "extract")
-            choice = ImageChoice.from_record(earlier.record["images"])
-            subject, opened = reopen_subject(earlier, where), choice.open()
-            if opened.fingerprint() != earlier.record["images"]["fingerprint"]:
-                raise Problem(f"the images of {observations} have changed since; extract them again")
-        else:
-            assert images is not None  # as was checked
-            assert model is not None
-            choice = ImageChoice(images, data_root, split, limit, seed, skip_unreadable)
-            asked = ModelChoice(model, architecture, image_size, layer, cls, normalize=normalize)
-            subject, opened = open_both(choice, asked, where, probe, batch_size)
+        def learn() -> Observations:
+            views = _observe(source, learner, pairs, images.seed, compute.batch_size, process)
+            _learn(learner, views, None if out is None else out / _CHECKPOINT, checkpoint_every)
+            return views.observations
 
-        def learn(folder: Path | None) -> tuple[PACE, Views]:
-            if earlier is not None:
-                views = stored(earlier) if pairs else Views(stored(earlier).observations, None)
-            elif minibatch is not None or several:
-                views = look_later(
-                    subject, opened, pairs=pairs, seed=seed, batch_size=batch_size, keep=minibatch is None
-                )
-            else:
-                views = look(subject, opened, pairs=pairs, seed=seed, batch_size=batch_size)
-            checkpoint = None if folder is None else folder / _CHECKPOINT
-            if checkpoint is not None:
-                _say_how_far(checkpoint, epochs, None if minibatch is None else -(-len(opened) // minibatch))
-            learned = explainer.fit(
-                views.observations,
-                perturbed=views.perturbed,
-                checkpoint=checkpoint,
-                checkpoint_every=checkpoint_every,
-                keep_checkpoint=True,  # until what was learned is on the disk
-            )
-            return learned, views
-
-        if not leads:  # the first process does what is left
-            learn(None if out is None else Path(out).expanduser())
+        if not process.leads:  # the first process saves and prints
+            learn()
             return {}
-        about = {"model": subject.record(), "images": choice.record(opened)}
-        with running(ctx, choice.source, out=out, device=where, **about) as run:
-            run.record["observations"] = None if earlier is None else str(earlier.folder.resolve())
-            keep_head(subject.backbone, run)
-            learned, views = learn(None if out is None else run.folder)
-            run.record["model"]["class_names"] = subject.names_for(views.observations.n_classes, opened)
-            if learned.interrupted_ and not learned.n_iter_:
-                raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
-            with busy("saving"):
-                learned.save(run.file(CONCEPTS))
-                _keep_gallery(run, learned, views.observations, opened, seed)
-            run.record["results"] = _results(learned, views.observations)
-            if learned.interrupted_:
-                unit = "minibatches" if learned.n_steps_ else "epochs"
-                raise KeyboardInterrupt(f"after {learned.n_iter_} {unit}; what was learned is in {run.folder}")
+        about = {"model": source.model.record(), "images": source.choice.record(source.images)}
+        with running(ctx, source.choice.images, device=process.device, **about) as run:
+            run.record["observations"] = None if source.extracted is None else str(source.extracted.folder.resolve())
+            source.model.save_head(run)
+            _save(run, learner, learn(), source, images.seed)
+            if learner.interrupted_:
+                unit = "minibatches" if learner.n_steps_ else "epochs"
+                raise KeyboardInterrupt(f"after {learner.n_iter_} {unit}; what was learned is in {run.folder}")
     from pace.fitting.checkpoints import remove
 
     remove(run.file(_CHECKPOINT))
-    _show(run, learned.selection_)
+    _show(run, learner.selection_)
     return run.record
 
 
-def _say_how_far(checkpoint: Path, epochs: int, minibatches: int | None) -> None:
-    """One line where there is something to go on from; `minibatches` in an epoch."""
+@dataclass(frozen=True)
+class _Source:
+    """What to learn from. `extracted` is the run of `pace extract` that has the observations, if there is one."""
+
+    choice: ImageChoice
+    images: ImageSet
+    model: OpenedModel
+    extracted: Run | None
+
+
+def _refuse_with_observations(
+    images: options.ImageOptions, model: str | None, how: options.LayerOptions, probe: bool
+) -> None:
+    """--observations stands for images and model, so options about them would have no effect."""
+    given = {**asdict(images), **asdict(how), "model": model, "probe": probe, "seed": None}
+    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None and value is not False]
+    if names:
+        raise Problem(f"--observations already determines images and model; leave {', '.join(names)} out")
+
+
+def _estimator(given: Any, seed: int, process: Process) -> PACE:
+    from pace.explainer import PACE
+    from pace.fitting.arguments import check_arguments
+
+    parameters = {name: value for name, value in asdict(given).items() if value is not None}
+    device = process.device.type if process.device.index is None else str(process.device)
+    estimator = PACE(**parameters, distributed=process.several, seed=seed, device=device)
+    check_arguments(estimator)  # before spending minutes on the images
+    return estimator
+
+
+def _open_source(
+    images: options.ImageOptions,
+    model: str | None,
+    how: options.LayerOptions,
+    probe: bool,
+    observations: str | None,
+    process: Process,
+    batch_size: int,
+) -> _Source:
+    if observations is None:
+        choice = ImageChoice.of(images)
+        opened, explained = open_images_and_model(choice, how.choice(str(model)), process.device, probe, batch_size)
+        return _Source(choice, opened, explained, None)
+    run = open_run(observations, "extract")
+    choice = ImageChoice.from_record(run.record["images"])
+    problem = f"the images of {observations} have changed since; extract them again"
+    return _Source(choice, choice.reopen(run.record["images"], problem), reopen_model(run, process.device), run)
+
+
+def _observe(source: _Source, estimator: PACE, pairs: bool, seed: int, batch_size: int, process: Process) -> Views:
+    if source.extracted is not None:
+        return read_extracted(source.extracted, pairs)
+    backbone, online = source.model.backbone, estimator.minibatch is not None
+    if online or process.several:
+        return stream_images(backbone, source.images, pairs=pairs, seed=seed, batch_size=batch_size, keep=not online)
+    return observe_images(backbone, source.images, pairs=pairs, seed=seed, batch_size=batch_size)
+
+
+def _learn(estimator: PACE, views: Views, checkpoint: Path | None, every: float) -> None:
     from pace.fitting.checkpoints import how_far
 
-    found = how_far(checkpoint)
-    if found is None:
-        return
-    unit, most = ("epochs", epochs) if minibatches is None else ("minibatches", epochs * minibatches)
-    refined = f" and {found.refined} steps of refining" if found.refined else ""
-    say(f"going on after {found.done} of at most {most} {unit}{refined} ({checkpoint})")
+    found = None if checkpoint is None else how_far(checkpoint)
+    if found is not None:
+        per_epoch = _minibatches(estimator, views.observations)
+        unit, most = ("minibatches", estimator.max_iter * per_epoch) if per_epoch else ("epochs", estimator.max_iter)
+        refined = f" and {found.refined} refining steps" if found.refined else ""
+        say(f"resuming after {found.done} of at most {most} {unit}{refined} ({checkpoint})")
+    estimator.fit(
+        views.observations,
+        perturbed=views.perturbed,
+        checkpoint=checkpoint,
+        checkpoint_every=every,
+        keep_checkpoint=True,  # until the concepts are saved
+    )
 
 
-def _alpha(text: str) -> float | str:
-    if text == "learn":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise Problem(f"--alpha {text}: expected a number or learn") from None
+def _minibatches(estimator: PACE, observations: Observations) -> int | None:
+    """In an epoch."""
+    return None if estimator.minibatch is None else -(-len(observations) // estimator.minibatch)
 
 
-def _steps(text: str) -> int | str:
-    if text == "auto":
-        return text
-    if not text.isdecimal():
-        raise Problem(f"--refine {text}: expected a whole number of steps or auto")
-    return int(text)
+def _save(run: Run, estimator: PACE, observations: Observations, source: _Source, seed: int) -> None:
+    if estimator.interrupted_ and not estimator.n_iter_:
+        raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
+    run.record["model"]["class_names"] = source.model.names_for(observations.n_classes, source.images)
+    with busy("saving"):
+        estimator.save(run.file(CONCEPTS))
+        _save_gallery(run, estimator, observations, source.images, seed)
+    per_epoch, selection = _minibatches(estimator, observations), estimator.selection_
+    run.record["results"] = {
+        "images": len(observations),
+        "concepts": len(estimator.concept_weights_),
+        "selection": None if selection is None else _search_record(selection),
+        "empty_concepts": estimator.empty_concepts_,
+        "shares": estimator.concept_weights_ / estimator.concept_weights_.sum(),
+        "epochs": estimator.n_steps_ // per_epoch if per_epoch else estimator.n_iter_,  # full passes
+        "minibatches": estimator.n_steps_ or None,
+        "converged": estimator.converged_,
+        "interrupted": estimator.interrupted_,
+        "bound": [bound._asdict() for bound in estimator.lower_bounds_],
+        "file": CONCEPTS,
+    }
 
 
-def _keep_gallery(run: Run, learned: PACE, observations: Observations, images: ImageSet, seed: int) -> None:
-    """The images whose patches lie nearest to every concept, by name: what explanations of other pictures show it by.
-
-    Images that would have to be looked at again are represented by a sample.
-    """
-    from pace.model.feeding import Lazy
+def _save_gallery(run: Run, estimator: PACE, observations: Observations, images: ImageSet, seed: int) -> None:
+    """The names of the images with the patches nearest to every concept, which `pace explain` shows as examples."""
+    from pace.observations import Lazy
     from pace.showing.summary import typical_patches
 
     numbers = np.arange(len(images))
     if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:
         numbers = np.sort(np.random.default_rng(seed).choice(len(images), _GALLERY_SAMPLE, replace=False))
         observations = observations[numbers]
-    near = typical_patches(learned.means_, observations, min(GALLERY_SIZE, len(numbers)))
-    names = [[images.names[numbers[image]] for image in row] for row in near.images.tolist()]
-    content = {"images": names, "patches": plain(near.patches), "grid": observations.grid}
-    write_atomically(run.file(GALLERY), json_format.dumps(content).encode())
+    near = typical_patches(estimator.means_, observations, min(_GALLERY_SIZE, len(numbers)))
+    names = [[images.names[numbers[image]] for image in row] for row in near[..., 0]]
+    content = {"images": names, "patches": plain(near[..., 1]), "grid": observations.grid}
+    write_atomically(run.file(GALLERY), json.dumps(content).encode())
 
 
-def _results(learned: PACE, observations: Observations) -> dict[str, Any]:
-    minibatches = None if learned.minibatch is None else -(-len(observations) // learned.minibatch)  # in an epoch
-    weights = learned.concept_weights_
-    shares = weights / weights.sum()
-    return {
-        "images": len(observations),
-        "concepts": len(weights),
-        "selection": None if learned.selection_ is None else _course_of(learned.selection_),
-        "empty_concepts": learned.empty_concepts_,
-        "shares": shares,
-        "epochs": learned.n_iter_ if minibatches is None else learned.n_steps_ // minibatches,  # full passes
-        "minibatches": learned.n_steps_ or None,
-        "converged": learned.converged_,
-        "interrupted": learned.interrupted_,
-        "bound": [bound._asdict() for bound in learned.lower_bounds_],
-        "file": CONCEPTS,
-    }
-
-
-def _course_of(selection: Selection) -> dict[str, Any]:
-    """How the number of concepts was found, and how sure it is."""
+def _search_record(selection: Selection) -> dict[str, Any]:
+    """How the number of concepts was found."""
     return {
         "images": selection.images,
-        "moves": [move._asdict() for move in selection.moves],
         "numbers": selection.numbers,
         "bounds": selection.bounds,
-        "posterior": selection.posterior,
         "evidence": selection.evidence,
     }
 
 
 def _show(run: Run, selection: Selection | None) -> None:
-    if selection is not None:
-        for line in str(selection).splitlines():
-            say(line)
-        say("the probabilities take patches for independent Gaussians: on real embeddings they are far too sure")
-        concepts = plain(run.record["results"])["concepts"]
-        if selection.n_concepts < concepts:
-            say(f"the other {concepts - selection.n_concepts} of {concepts} concepts stay empty; --no-prune uses all")
-        elif selection.n_concepts == selection.numbers.max():
-            say("larger numbers were not tried: raise --max-concepts, or set --concepts by hand", style="yellow")
-        say()
     results = plain(run.record["results"])
-    shares = results["shares"]
-    order = sorted(range(len(shares)), key=lambda k: -(shares[k] or 0))[:_SHOWN]
-    gallery = json_format.loads(run.file(GALLERY).read_bytes())
+    concepts, shares = results["concepts"], results["shares"]
+    if selection is not None:
+        say(f"found {selection.n_concepts} concepts in {selection.images} images")
+        if selection.n_concepts < concepts:
+            say(f"the other {concepts - selection.n_concepts} of {concepts} stay empty; --no-prune uses all")
+        say()
+    order = sorted(range(concepts), key=lambda k: -(shares[k] or 0))[:_SHOWN]
+    examples = json.loads(run.file(GALLERY).read_bytes())["images"]
     table(
         ["concept", "share of the images", "nearest patch in"],
-        [[str(k), f"{100 * (shares[k] or 0):.1f} %", gallery["images"][k][0]] for k in order],
+        [[str(k), f"{100 * (shares[k] or 0):.1f} %", examples[k][0]] for k in order],
         words=(0, 2),
     )
-    empty = len(results["empty_concepts"])
-    say(f"{results['concepts'] - empty} of {results['concepts']} concepts in use after {results['epochs']} epochs")
+    say(f"{concepts - len(results['empty_concepts'])} of {concepts} concepts in use after {results['epochs']} epochs")
     say(f"written to {run.folder}")
     say(f"next: pace explain PICTURE --run {run.folder}")

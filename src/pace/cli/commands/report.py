@@ -11,9 +11,9 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.fitted import Fitted, fit_record, has_splits, open_fitted
+from pace.cli.fit_runs import FitRun, open_fit
 from pace.cli.models import device_of
-from pace.cli.observing import look
+from pace.cli.observing import observe_images
 from pace.cli.output import busy, say
 from pace.cli.runs import all_runs, open_run, running
 
@@ -22,36 +22,28 @@ if TYPE_CHECKING:
     from pace.metrics import Scores
 
 _BATCH = 32  # images perturbed at once
+_IMAGES = options.ImageOptions(limit=200)
 
 
 def report(
     ctx: typer.Context,
-    fit_run: options.FitRun = None,
+    *,
+    fit_run: options.FitFolder = None,
+    images: options.ImageOptions = _IMAGES,
     evaluation: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="A run of `pace evaluate`, whose scores are shown.",
+            help="Folder of a `pace evaluate`, whose scores are shown.",
             show_default="the latest of this fit, if any",
         ),
     ] = None,
-    images: options.MaybeImages = None,
-    data_root: options.DataRoot = None,
-    split: options.TestSplit = None,
-    limit: options.Limit = 200,
-    skip_unreadable: options.SkipUnreadable = False,
     pairs: options.Pairs = True,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     moved: options.MovedModel = None,
-    seed: options.Seed = 0,
-    batch_size: options.BatchSize = 64,
-    device: options.Device = "auto",
-    out: options.Out = None,
-    config: options.Config = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
+    compute: options.Compute,
 ) -> dict[str, Any]:
-    """Write a report to click through, as one HTML file.
+    """Write an interactive report as one HTML file.
 
     It shows concepts, images and classes, and how far to trust them.
 
@@ -63,49 +55,49 @@ def report(
 
     The page opens from disk, without a network.
     """
-    where = device_of(device)
+    device = device_of(compute.device)
     from pace.showing.report import write_report
 
-    fitted = open_fitted(fit_run, where, moved)
-    asked = fitted.other_images(images, data_root, split, limit, seed, skip_unreadable)
-    if split is None and not has_splits(asked.source):
-        asked = replace(asked, split="train")  # all of the folder: nothing is judged here, so nothing is held out
+    fit = open_fit(fit_run, device, moved)
+    choice = fit.other_images(images)
+    if images.split is None and not choice.has_splits:
+        choice = replace(choice, split="train")  # the whole folder: nothing is scored, so nothing is held out
     with busy("opening the images"):
-        shown = asked.open()
-    scores, judged = _scores(fitted, evaluation)
-    with running(ctx, asked.source, out=out, device=where, **fit_record(fitted)) as run:
-        run.record["configuration"] |= {"fit_run": str(fitted.run.folder.resolve()), "evaluation": judged}
-        run.record["images"] = asked.record(shown)
-        views = look(fitted.subject, shown, pairs=pairs, seed=seed, batch_size=batch_size)
-        preprocessing = fitted.subject.backbone.preprocessing
+        shown = choice.open()
+    scores, scored_in = _scores(fit, evaluation)
+    with running(ctx, choice.images, device=device, **fit.record) as run:
+        run.record["configuration"] |= {"fit_run": str(fit.run.folder.resolve()), "evaluation": scored_in}
+        run.record["images"] = choice.record(shown)
+        backbone = fit.model.backbone
+        views = observe_images(backbone, shown, pairs=pairs, seed=images.seed, batch_size=compute.batch_size)
         with busy("writing the report"):
             file = write_report(
                 run.file("report.html"),
-                fitted.concepts,
+                fit.concepts,
                 shown,
                 views.observations,
                 perturbed=views.perturbed,
-                perturbed_images=_perturbed(shown, preprocessing, seed) if pairs else None,
+                perturbed_images=_perturbed(shown, backbone.preprocessing, images.seed) if pairs else None,
                 scores=scores,
-                class_names=fitted.class_names,
-                preprocessing=preprocessing,
-                title=title or f"What the transformer sees in {Path(asked.source).name}",
+                class_names=fit.model.class_names,
+                preprocessing=backbone.preprocessing,
+                title=title or f"What the transformer sees in {Path(choice.images).name}",
             )
         address = file.resolve().as_uri()
         size = file.stat().st_size
         run.record["results"] = {"file": file.name, "address": address, "bytes": size, "images": len(shown)}
     if scores is None:
-        say("no scores are shown: run `pace evaluate` first to have them in the report")
+        say("the report has no scores; `pace evaluate` computes them")
     say(f"{len(shown)} images, {size / 1e6:.1f} MB")
     say(address)
     return run.record
 
 
-def _scores(fitted: Fitted, evaluation: str | None) -> tuple[Scores | None, str | None]:
+def _scores(fit: FitRun, evaluation: str | None) -> tuple[Scores | None, str | None]:
     """The scores of this fit, and the run they are from."""
     from pace.metrics import Scores
 
-    ours = str(fitted.run.folder.resolve())
+    ours = str(fit.run.folder.resolve())
     if evaluation is None:
         runs = [run for run in all_runs("evaluate") if run.record["fit"]["folder"] == ours]
         if not runs:
@@ -114,14 +106,14 @@ def _scores(fitted: Fitted, evaluation: str | None) -> tuple[Scores | None, str 
     else:
         run = open_run(evaluation, "evaluate")
         if run.record["fit"]["folder"] != ours:
-            raise Problem(f"{evaluation} has the scores of {run.record['fit']['folder']}, not of {fitted.run.folder}")
+            raise Problem(f"{evaluation} has the scores of {run.record['fit']['folder']}, not of {fit.run.folder}")
     with suppress(KeyError, TypeError):
         return Scores.from_dict(run.record["results"]), str(run.folder.resolve())
     raise Problem(f"{run.folder} has no scores: its status is {run.record['status']!r}")
 
 
 def _perturbed(images: ImageSet, preprocessing: PreprocessingLike, seed: int) -> Any:
-    """The pixels behind the perturbed observations: the same seed and numbers give the same views."""
+    """The pixels of the perturbed views that were observed: the same seed gives the same views."""
     import torch
 
     from pace.images import Perturbation, prepare

@@ -13,14 +13,14 @@ _CACHED = 600_000  # values that are worked on at once on a CPU: squares should 
 class _Squares(Gaussians):
     """Families that read every dimension's square.
 
-    On a GPU features are x and x² side by side, so that each product is one. On a CPU a pass waits for memory: there
-    features are x alone, and squares are made where they are needed: in the nearest cache, then in the place of x.
+    On a GPU features are x and x² side by side, so that one product does for both. On a CPU memory is the limit: there
+    features are x alone, and squares are made where they are needed, first in the nearest cache, then in place of x.
     """
 
     _quadratic: tuple[Tensor, Tensor]
 
     def tokens_at_once(self) -> int:
-        # The work on a patch is light here, so on a CPU what is worked on should stay in the cache.
+        # A patch takes little work here, so on a CPU the batch should stay in the cache.
         if self.means.device.type == "cpu":
             return max(4096, (1 << 19) // max(64, self.means.shape[1]))
         return super().tokens_at_once()
@@ -35,11 +35,11 @@ class _Squares(Gaussians):
         return both
 
     def _quadratic_forms(self, x: Tensor) -> Tensor:
-        """Σ_d (x_d - μ_kd)² / v_kd as (n, K), up to rounding, which can leave less than nothing."""
+        """Σ_d (x_d - μ_kd)² / v_kd as (n, K), up to rounding, which can make it negative."""
         constant, coefficients = self._quadratic
         if x.device.type != "cpu":
             return torch.addmm(constant, x, coefficients.T)
-        # The products are quicker by a tenth with the patches as columns, and the sums want each concept's r together.
+        # With patches as columns the products are a tenth quicker, and each concept's r are next to each other for the sums.
         (n, d), k = x.shape, len(constant)
         out = x.new_empty(k, n)
         step = max(1, _CACHED // (2 * d + k))
@@ -83,8 +83,7 @@ class DiagGaussians(_Squares):
         return self._quadratic_forms(x).clamp_min_(0)
 
     def empty_sums(self) -> Sums:
-        k, d = self.means.shape
-        return {"weight": self._zeros(k), "first": self._zeros(k, d), "second": self._zeros(k, d)}
+        return self._zeros(second=tuple(self.means.shape))
 
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         self._add_diagonal_sums(x, r, sums)
@@ -106,10 +105,6 @@ class DiagGaussians(_Squares):
 
     def tensors(self) -> dict[str, Tensor]:
         return {"means": self.means, "variances": self.variances}
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> DiagGaussians:
-        return cls(tensors["means"], tensors["variances"])
 
 
 class LowRankGaussians(_Squares):
@@ -143,12 +138,8 @@ class LowRankGaussians(_Squares):
         values, vectors = torch.linalg.eigh(covariance)
         factors = vectors[:, -rank:] * (values[-rank:] / 2).sqrt()  # half the variance: the rest stays diagonal
         variances = covariance.diagonal() - factors.square().sum(1)
-        k = len(means)
-        return cls(
-            means,
-            variances.to(means.dtype).expand(k, -1).contiguous(),
-            factors.to(means.dtype).expand(k, -1, -1).contiguous(),
-        )
+        parts = (variances.to(means.dtype), factors.to(means.dtype))
+        return cls(means, *(part.expand(len(means), *part.shape).contiguous() for part in parts))
 
     def _projected(self, x: Tensor) -> Tensor:
         """Aᵀ (x - μ_k) for every concept: (n, K, rank)."""
@@ -162,14 +153,8 @@ class LowRankGaussians(_Squares):
 
     def empty_sums(self) -> Sums:
         k, d, rank = self.factors.shape
-        return {
-            "weight": self._zeros(k),
-            "first": self._zeros(k, d),
-            "second": self._zeros(k, d),
-            "factor": self._zeros(k, rank),  # Σ r E[f]
-            "cross": self._zeros(k, d, rank),  # Σ r x E[f]ᵀ
-            "spread": self._zeros(k, rank, rank),  # Σ r E[f fᵀ]
-        }
+        # Σ r x², Σ r E[f], Σ r x E[f]ᵀ, Σ r E[f fᵀ]
+        return self._zeros(second=(k, d), factor=(k, rank), cross=(k, d, rank), spread=(k, rank, rank))
 
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         d = self.means.shape[1]
@@ -186,20 +171,15 @@ class LowRankGaussians(_Squares):
             sums["cross"][k] += (patches.T @ weighted).double()
             sums["spread"][k] += weight.sum(dtype=torch.float64) * self.factor_covariance[k]
             sums["spread"][k] += (factor.T @ weighted).double()
-        self._add_diagonal_sums(x, r, sums)  # which uses up x
+        self._add_diagonal_sums(x, r, sums)  # overwrites x
 
     def maximise(self, sums: Sums, prior: Prior) -> LowRankGaussians:
         means, weight = self._new_means(sums), sums["weight"][:, None]
         rank = self.factors.shape[2]
-        # Regress x on (f, 1): its coefficients are the new U_k; its intercept gives way to the weighted mean, which is
-        # the better μ_k for any U_k and v_k.
-        moments = torch.cat(
-            [
-                torch.cat([sums["spread"], sums["factor"][:, :, None]], 2),
-                torch.cat([sums["factor"], weight], 1)[:, None],
-            ],
-            1,
-        )
+        # Regress x on (f, 1): the coefficients are the new U_k; the weighted mean is a better μ_k than the intercept for any
+        # U_k and v_k.
+        upper = torch.cat([sums["spread"], sums["factor"][:, :, None]], 2)
+        moments = torch.cat([upper, torch.cat([sums["factor"], weight], 1)[:, None]], 1)
         cross = torch.cat([sums["cross"], sums["first"][:, :, None]], 2)
         used = weight > 0
         identity = torch.eye(rank + 1, dtype=torch.float64, device=means.device)
@@ -208,7 +188,7 @@ class LowRankGaussians(_Squares):
         target = prior.strength * prior.covariance.diagonal()
         variances = (torch.where(used, residual, 0.0) + target) / (weight + prior.strength)
         variances = torch.where(used | (prior.strength > 0), variances, self.variances.double())
-        # A concept without patches keeps its directions: from none, factor analysis would never find any.
+        # A concept without patches keeps its directions: factor analysis never leaves zero.
         factors = torch.where(used[:, :, None], coefficients[:, :, :rank], self.factors.double())
         dtype = self.means.dtype
         return LowRankGaussians(means.to(dtype), _positive(variances.to(dtype)), factors.to(dtype))
@@ -222,10 +202,6 @@ class LowRankGaussians(_Squares):
 
     def tensors(self) -> dict[str, Tensor]:
         return {"means": self.means, "variances": self.variances, "factors": self.factors}
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> LowRankGaussians:
-        return cls(tensors["means"], tensors["variances"], tensors["factors"])
 
 
 def _positive(variances: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from torch.nn.functional import embedding_bag, threshold
 Sums = dict[str, Tensor]
 
 NOT_POSITIVE = (
-    "a concept's covariance is not positive definite; use a larger covariance_prior, or rescale the embeddings if their "
-    "squares leave the range of dtype"
+    "a concept's covariance is not positive definite; rescale the embeddings if their squares leave the range of dtype, "
+    "or use dtype='float64'"
 )
 
-_SPARSE, _WIDE = 8, 64  # with one entry in so many, and so many columns, a product is quicker without the others
+_SPARSE, _WIDE = 8, 64  # a product is quicker over nonzero entries only, if one in 8 is and there are 64 columns
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Gaussians(ABC):
         """All concepts start from one covariance (d, d)."""
 
     def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
-        """What `mahalanobis` and `accumulate` read: the patches x = e - offset, and their squares where these are needed.
+        """What `mahalanobis` and `accumulate` read: the patches x = e - offset, and their squares where needed.
 
-        `room` is what an earlier call returned, if that is no longer needed: fresh memory costs more than the arithmetic.
+        `room` is the result of an earlier call that is no longer needed: fresh memory costs more than the arithmetic.
         """
         return torch.sub(embeddings, offset, out=room_for(room, embeddings, embeddings.shape[1]))
 
@@ -57,7 +57,7 @@ class Gaussians(ABC):
         return self.mahalanobis(x)
 
     def contrasts(self, x: Tensor, within: float) -> Tensor:
-        """`near_distances` but for what all those of a patch have in common, where leaving it out saves work."""
+        """`near_distances` up to a constant for each patch, where leaving that out saves work."""
         return self.near_distances(x, within)
 
     @abstractmethod
@@ -65,9 +65,9 @@ class Gaussians(ABC):
         """Zeros for `accumulate`; always with `weight` Σ_i r_ik (K,) and `first` Σ_i r_ik x_i (K, d)."""
 
     def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        """Add these patches, given as features, to the sums; both features and r are used up.
+        """Add these patches, given as features, to the sums; overwrites both x and r.
 
-        Most responsibilities are zero to machine precision. Those patches are left out, of all sums alike.
+        Most responsibilities are zero to machine precision. These are left out of all sums alike.
         """
         self._accumulate(x, threshold(r, 8 * torch.finfo(r.dtype).eps, 0.0, inplace=True), sums)
 
@@ -88,14 +88,14 @@ class Gaussians(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Everything `from_tensors` needs."""
+        """Everything `from_tensors` needs: the constructor's arguments by name."""
 
     @classmethod
-    @abstractmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Gaussians: ...
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Gaussians:
+        return cls(**tensors)
 
     def tokens_at_once(self) -> int:
-        """How many patches to work on together: enough to fill a GPU; on a CPU enough to make K d² sums worth their while."""
+        """How many patches to work on together: enough to fill a GPU; on a CPU enough to amortise K d² sums."""
         return 1 << (15 if self.means.device.type == "cpu" else 18)
 
     def _new_means(self, sums: Sums) -> Tensor:
@@ -103,8 +103,11 @@ class Gaussians(ABC):
         weight = sums["weight"][:, None]
         return torch.where(weight > 0, sums["first"] / weight.clamp_min(1e-300), self.means.double())
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=self.means.device)
+    def _zeros(self, **shapes: tuple[int, ...]) -> Sums:
+        """`weight` (K,), `first` (K, d) and these, float64."""
+        k, d = self.means.shape
+        shapes = {"weight": (k,), "first": (k, d), **shapes}
+        return {name: self.means.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def slices(total: int, size: int) -> Iterator[slice]:
@@ -112,8 +115,14 @@ def slices(total: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, total))
 
 
+def by_concept(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the true entries of (n, K), column by column, and how many each column has."""
+    places = chosen.T.flatten().nonzero().squeeze(1)
+    return places % len(chosen), places // len(chosen), chosen.sum(0)
+
+
 def weighted_sums(r: Tensor, columns: int) -> Callable[[Tensor], Tensor]:
-    """x -> rᵀ x, for so many columns in all. On a CPU, where r is mostly zero, only from the entries that are not."""
+    """x -> rᵀ x, for x with so many columns. On a CPU, where r is mostly zero, only from the other entries."""
     if r.device.type == "cpu" and columns >= _WIDE:
         n, k = r.shape
         flat = r.T.flatten()

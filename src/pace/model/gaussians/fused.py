@@ -1,17 +1,16 @@
-"""Distances and scatter of full covariances as Triton kernels, for NVIDIA GPUs: what torch would write out between a product
-and the sum over it stays on the chip, and halves that are zero or known by symmetry are not computed.
+"""Distances and scatter of full covariances as Triton kernels, for NVIDIA GPUs.
 
-Products are float16 with float32 sums. Numbers are brought near 1 first, so float16 has the digits of TF32 at twice its speed.
-Where that is too few, a number is the sum of two: `high`, and in `low` what float16 left of it, 22 bits together.
-In 768 dimensions a log-density is off by up to 0.07 nats with `high` alone and by less than 0.001 with both, as in float32; a
-scatter's entry by 2⁻¹¹ of the product of its standard deviations at most, and by less the more patches it sums.
+What torch would write to memory between a product and the sum over it stays on the chip, and halves of matrices that are zero
+or known by symmetry are not computed.
+
+Products are float16 with float32 sums. Numbers are scaled to about 1 first, so float16 has the digits of TF32 at twice its
+speed. Where that is too few, a number is the sum of two: `high`, and in `low` the remainder, 22 bits together. In 768
+dimensions a log-density is off by up to 0.07 nats with `high` alone and by less than 0.001 with both, as in float32; an entry
+of a scatter by at most 2⁻¹¹ of the product of its standard deviations, and by less the more patches it sums.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from math import gcd
 from typing import NamedTuple
@@ -22,7 +21,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pace.model.gaussians.family import slices
+from pace.model.gaussians.family import by_concept, slices
+from pace.model.gaussians.triangular import common_factor
+from pace.model.triton_support import on_its_gpu, succeeds
 
 TILE = 128  # columns in a tile; matrices are padded with zeros to whole tiles
 LARGEST = torch.finfo(torch.float16).max
@@ -39,24 +40,14 @@ _PREPARED = 32  # rows of a block in which they are prepared
 
 @cache
 def usable(device: torch.device) -> bool:
-    """Whether Triton can compile for this GPU, which also takes a C compiler on this machine; says so if it cannot."""
+    """Whether Triton can compile for this GPU, which also takes a C compiler; warns if it cannot."""
 
     def work() -> None:
-        zeros = torch.zeros(1, TILE, TILE, device=device)
-        distances(Halves.of(zeros[0, :1]), triangles(zeros), zeros[0, :1], precise=True)
+        zeros = torch.zeros(1, TILE, device=device)
+        distances = Distances(zeros, torch.eye(TILE, device=device)[None])
+        distances.precise(distances.read(zeros))
 
     return succeeds(work, f"full covariances are slower on {device} than they could be")
-
-
-def succeeds(work: Callable[[], object], otherwise: str) -> bool:
-    """Whether a first small piece of work can be done; else a warning says what follows, and why."""
-    try:
-        work()
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"{otherwise}: {reason}", RuntimeWarning, stacklevel=3)
-        return False
-    return True
 
 
 class Halves(NamedTuple):
@@ -73,33 +64,72 @@ class Halves(NamedTuple):
         return cls(high, (values - high).half())
 
 
-def triangles(factors: Tensor) -> Halves:
-    """Upper triangular matrices (K, d, d) as `distances` reads them."""
-    return Halves.of(pad(factors, (0, 0, 0, -factors.shape[1] % TILE)))
+class Distances:
+    """‖x P_k - s_k‖² of patches x, with s_k = μ_kᵀ P_k; `rough` uses `high` alone. The same methods as in plain.py."""
 
+    rows_at_once = 1 << 16
+    screened_from = 4096  # patches, from which `rough` pays
+    quick_when_rough = True
 
-def distances(x: Halves, factors: Halves, shifts: Tensor, *, precise: bool) -> Tensor:
-    """‖x_i F_k - s_k‖² for all i and k, as (n, K); F_k upper triangular; `precise` uses both halves."""
-    n, k = len(x.high), len(shifts)
-    out = torch.empty(n, k, device=shifts.device)
-    tiles = triton.cdiv(n, DISTANCES[precise][0])
-    band = min(_BAND, tiles)
-    _launch_distances(triton.cdiv(tiles, band) * band * k, x, factors, shifts, out, None, band, precise)
-    return out
+    def __init__(self, means: Tensor, factors: Tensor):
+        d = means.shape[1]
+        self._means = means
+        self._shift = pad(torch.bmm(means[:, None], factors).squeeze(1), (0, -d % TILE))
+        common, inverse = common_factor(factors)
+        self._common = common.to(means.dtype)
+        relative = [pad(inverse @ factors[some].double(), (0, 0, 0, -d % TILE)) for some in slices(len(means), 100)]
+        self._factors = Halves(*(torch.cat(half) for half in zip(*map(Halves.of, relative), strict=True)))
 
+    def read(self, x: Tensor) -> Halves:
+        """Patches as the other methods take them."""
+        return Halves.of(x @ self._common)
 
-def distances_at(x: Halves, factors: Halves, shifts: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """The same, precise, for some: the first counts[0] `rows` under concept 0, the next counts[1] under concept 1, …"""
-    out = torch.empty(len(rows), device=shifts.device)
-    tiles = _tiles(counts, len(rows), DISTANCES[True][0])
-    _launch_distances(len(tiles[0]), x, factors, shifts, out, (rows, *tiles), 1, True)
-    return out
+    def precise(self, x: Halves) -> Tensor:
+        return self._all(x, precise=True)
+
+    def rough(self, x: Halves) -> Tensor:
+        return self._all(x, precise=False)
+
+    def _all(self, x: Halves, precise: bool) -> Tensor:
+        n, k = len(x.high), len(self._means)
+        out = torch.empty(n, k, device=self._means.device)
+        tiles = triton.cdiv(n, DISTANCES[precise][0])
+        band = min(_BAND, tiles)
+        self._launch(triton.cdiv(tiles, band) * band * k, x, out, None, band, precise)
+        return out
+
+    def precise_at(self, x: Halves, rows: Tensor, counts: Tensor) -> Tensor:
+        """Of the first counts[0] `rows` under concept 0, the next counts[1] under concept 1, …"""
+        out = torch.empty(len(rows), device=self._means.device)
+        tiles = _tiles(counts, len(rows), DISTANCES[True][0])
+        self._launch(len(tiles[0]), x, out, (rows, *tiles), 1, True)
+        return out
+
+    def scatter(self, x: Tensor, r: Tensor, out: Tensor) -> Tensor:
+        """Add Σ_i r_ik (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d); returns Σ_i r_ik (x_i - μ_k), float64."""
+        rows, concepts, counts = by_concept(r != 0)
+        add_scatter(x, self._means, rows, concepts, counts, r[rows, concepts], out)
+        return torch.mm(r.T, x).double() - r.sum(0, dtype=torch.float64)[:, None] * self._means.double()
+
+    def _launch(
+        self, grid: int, x: Halves, out: Tensor, listed: tuple[Tensor, ...] | None, band: int, precise: bool
+    ) -> None:
+        height, width, depth, warps, stages = DISTANCES[precise]
+        wide = x.high.shape[1]
+        width = gcd(width, wide)
+        stages = _fitting(stages, (height + width) * depth * (2 if precise else 1), x.high)
+        with on_its_gpu(x.high):
+            _distances_kernel[(grid,)](
+                *x, *self._factors, self._shift, out, *(listed or (out,) * 4), len(x.high), len(self._means), band,
+                WIDE=wide, PRECISE=precise, LISTED=listed is not None, HEIGHT=height, WIDTH=width, DEPTH=depth,
+                num_warps=warps, num_stages=stages,
+            )  # fmt: skip
 
 
 def add_scatter(
     x: Tensor, means: Tensor, rows: Tensor, concepts: Tensor, counts: Tensor, weights: Tensor, out: Tensor
 ) -> None:
-    """Add Σ_i w_i (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d), float64; rows as in `distances_at`, `concepts` the k of each."""
+    """Add Σ_i w_i (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d), float64; rows as in `precise_at`, `concepts` the k of each."""
     if not len(rows):
         return
     at_once, run, depth, warps, stages = SCATTER
@@ -128,11 +158,6 @@ def add_scatter(
     out.add_(part[:, :d, :d])
 
 
-def on_its_gpu(tensor: Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current GPU, torch on that of the tensor."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
 def _fitting(stages: int, numbers: int, tensor: Tensor) -> int:
     """As many of the stages, each with so many float16, as the GPU's shared memory holds."""
     if not tensor.is_cuda:
@@ -154,30 +179,7 @@ def _tiles(counts: Tensor, total: int, size: int) -> tuple[Tensor, Tensor, Tenso
     return concept, start, torch.minimum(start + size, stops[concept])
 
 
-def _launch_distances(
-    grid: int,
-    x: Halves,
-    factors: Halves,
-    shifts: Tensor,
-    out: Tensor,
-    listed: tuple[Tensor, Tensor, Tensor, Tensor] | None,
-    band: int,
-    precise: bool,
-) -> None:
-    height, width, depth, warps, stages = DISTANCES[precise]
-    wide = x.high.shape[1]
-    width = gcd(width, wide)
-    shifts = pad(shifts, (0, wide - shifts.shape[1]))
-    stages = _fitting(stages, (height + width) * depth * (2 if precise else 1), x.high)
-    with on_its_gpu(x.high):
-        _distances_kernel[(grid,)](
-            x.high, x.low, factors.high, factors.low, shifts, out, *(listed or (out,) * 4), len(x.high), len(shifts), band,
-            WIDE=wide, PRECISE=precise, LISTED=listed is not None, HEIGHT=height, WIDTH=width, DEPTH=depth,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-
-
-# Row counts change from call to call, and are not worth a compilation each.
+# Row counts change from call to call and are not worth a compilation each.
 @triton.jit(do_not_specialize=["n", "n_concepts", "band"])  # type: ignore[untyped-decorator]
 def _distances_kernel(  # type: ignore[no-untyped-def]
     high, low, factor_high, factor_low, shifts, out, rows, concepts, starts, stops, n, n_concepts, band,

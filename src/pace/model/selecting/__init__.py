@@ -1,4 +1,4 @@
-"""How many concepts? A sketch from cells of patches, then moves that the bound judges (docs/number-of-concepts.md)."""
+"""How many concepts? A sketch from cells of patches, then moves judged by a bound (docs/number-of-concepts.md)."""
 
 from pace.model.selecting.search import Move
 from pace.model.selecting.selection import Selection, first_guess, select

@@ -1,4 +1,4 @@
-"""Sums over groups of rows, added up in the same order every time, on a GPU too, where adding to shared places is not."""
+"""Sums over groups of rows, in the same order every time: on a GPU too, where scattered adds are not reproducible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import embedding_bag
 
 
 class Grouping:
-    """Rows i = 0 … n - 1 in groups 0 … number - 1, some of which may be empty."""
+    """Rows 0 … n - 1 in groups 0 … number - 1, some of which may be empty."""
 
     def __init__(self, group: Tensor, number: int):
         self.group, self.number = group, number  # (n,)
@@ -38,10 +38,10 @@ class Grouping:
 
 def segment_sums(values: Tensor, starts: Tensor) -> Tensor:
     """Of values (n,) from each start to the next: (len(starts) - 1,)."""
-    total: Tensor = torch.segment_reduce(values, "sum", offsets=starts, unsafe=True)  # lengths are not looked at
+    total: Tensor = torch.segment_reduce(values, "sum", offsets=starts, unsafe=True)  # skips checking the lengths
     return total
 
 
 def nearest(x: Tensor, means: Tensor) -> Tensor:
-    """Of these means, to every row (n,)."""
+    """The nearest mean to every row (n,)."""
     return torch.addmm(means.square().sum(1), x, means.T, alpha=-2).argmin(1)

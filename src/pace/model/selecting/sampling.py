@@ -1,15 +1,15 @@
-"""The patches that are looked at, and what they are worth.
+"""The patches the search looks at, and how many independent patches they count as.
 
-Patches of one image are alike: light, focus and what the image shows shift all of them together. To count each as one more
-independent patch makes every image a concept of its own, the more tokens an image has the sooner. So few patches of many
-images are looked at, and all of them together count as the patches that would say as much if they were independent:
+Patches of one image are alike: light, focus and subject shift all of them together. Counted as independent, every image
+would become a concept of its own, the sooner the more tokens it has. So the search looks at few patches of many images, and
+scales their weights to the number of independent patches that would say as much:
 
-    Σ_c (Σ w)² / ((1 - ρ) Σ w² + ρ (Σ w)²)    w: weights of the patches of a cell c, which one concept holds of one image
+    Σ_c (Σ w)² / ((1 - ρ) Σ w² + ρ (Σ w)²)    w: weights of the patches of a cell c, held by one concept in one image
 
-ρ is the correlation of two patches of a cell around the mean of their concept, by analysis of variance, along the direction in
-which the concept varies most: that is where it would be cut in two. (In all directions together it would be too small: images
-differ in a few of them.) Without it, and with equal weights, a cell counts as the patches it has; with ρ = 1 as one. A patch
-with the weight of several counts as one, too.
+ρ is the intraclass correlation of two patches of a cell around the mean of their concept, by analysis of variance, along the
+direction in which the concept varies most, since that is where it would be cut in two. (Over all directions together it would
+be too small: images differ in a few of them.) With ρ = 0 and equal weights a cell counts as the patches it has, with ρ = 1 as
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,9 +27,9 @@ from pace.model.settings import Settings
 from pace.observations import Observations
 
 _PATCHES = 1 << 15  # at least, if there are so many
-_TOKENS = 16  # of an image, at least, rather than those of more images: its mixture has to be seen
+_TOKENS = 16  # of an image, at least: its mixture has to be seen
 _VALUES_AT_ONCE = 1 << 26  # read from the images
-_EXACT = 1e-6  # variance, of what has about one, that rounding makes of patches that are the same
+_EXACT = 1e-6  # variance, of about one, that rounding makes of identical patches
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,16 @@ class Sample:
     offset: Tensor  # (d,)
 
     @classmethod
-    def draw(cls, observations: Observations, settings: Settings, rng: np.random.Generator) -> Sample:
-        wanted = -(-_PATCHES // min(observations.n_tokens, _TOKENS))
-        images = rng.choice(len(observations), min(wanted, len(observations)), replace=False)
-        return cls.of(observations, np.sort(images), settings, -(-_PATCHES // len(images)), rng)
-
-    @classmethod
-    def of(
-        cls,
-        observations: Observations,
-        images: npt.NDArray[np.int64],
-        settings: Settings,
-        tokens: int,
-        rng: np.random.Generator,
+    def draw(
+        cls, observations: Observations, settings: Settings, rng: np.random.Generator, patches: int = _PATCHES
     ) -> Sample:
-        """All patches of these images or, if there are more, so many of each, drawn by their attention.
+        """All patches of the images drawn or, if there are more, some of each image, drawn by their attention.
 
-        Copies of an image say nothing new, and would be taken for agreement between images: each is looked at once.
+        A copy of an image says nothing new and would pass for agreement between images, so it is left out.
         """
+        wanted = -(-patches // min(observations.n_tokens, _TOKENS))
+        images = np.sort(rng.choice(len(observations), min(wanted, len(observations)), replace=False))
+        tokens = -(-patches // len(images))
         embeddings, attention, sums = [], [], []
         at_once = max(1, _VALUES_AT_ONCE // (observations.n_tokens * observations.dim))
         for start in range(0, len(images), at_once):
@@ -76,59 +67,53 @@ class Sample:
                 counts = torch.ones_like(counts[:, :tokens])
             embeddings.append(some)
             attention.append(counts)
-        own = _first_of_each(torch.cat(sums))
-        kept = Observations(torch.cat(embeddings)[own], torch.cat(attention)[own])
+        _, first = np.unique(torch.cat(sums).cpu().numpy(), axis=0, return_index=True)
+        originals = torch.from_numpy(np.sort(first)).to(settings.device)
+        kept = Observations(torch.cat(embeddings)[originals], torch.cat(attention)[originals])
         weights = Weights.of(kept.attention, "exact").count.flatten()
         x = kept.embeddings.flatten(0, 1)
         offset = (torch.mv(x.double().T, weights.double()) / weights.sum(dtype=torch.float64)).to(x.dtype)
         return cls(kept, x - offset, weights, offset)
 
     def discounted(self, means: Tensor, white: Tensor) -> Sample:
-        """With as much weight as the patches are worth, if concepts are about there. Times `white` they have unit spread."""
+        """Weights scaled to what the patches count if concepts have these means. `white` gives patches unit spread."""
         (images, tokens), number = self.observations.shape[:2], len(means)
         rows = (self.weights > 0).nonzero().squeeze(1)
         x, means, weights = self.x[rows] @ white, means @ white, self.weights[rows].double()
         owner = nearest(x, means)
         filled, cell = torch.unique(rows // tokens * number + owner, return_inverse=True)
-        alike = 0.0
+        rho = 0.0
         if images > 1:
             places = along_widest(x, self.weights[rows], Grouping(owner, number)).double()
-            alike = _correlation(places, owner, cell, filled % number, number)
-        total = weights.new_zeros(len(filled)).index_add_(0, cell, weights).square()
-        squares = weights.new_zeros(len(filled)).index_add_(0, cell, weights.square())
-        worth = (total / ((1 - alike) * squares + alike * total)).sum() / weights.sum()
-        return replace(self, weights=self.weights * worth.to(self.weights.dtype))
+            rho = _correlation(places, owner, cell, filled % number, number)
+        total = _summed(weights, cell, len(filled)).square()
+        squares = _summed(weights.square(), cell, len(filled))
+        share = (total / ((1 - rho) * squares + rho * total)).sum() / weights.sum()
+        return replace(self, weights=self.weights * share.to(self.weights.dtype))
 
 
-def _first_of_each(rows: Tensor) -> Tensor:
-    """Where every row is found first, in order."""
-    known, same = torch.unique(rows, dim=0, return_inverse=True)
-    place = torch.arange(len(rows), device=rows.device)
-    return place.new_full((len(known),), len(rows)).scatter_reduce_(0, same, place, "amin").sort().values
+def _summed(rows: Tensor, group: Tensor, number: int) -> Tensor:
+    return rows.new_zeros(number, *rows.shape[1:]).index_add_(0, group, rows)
 
 
 def _correlation(x: Tensor, owner: Tensor, cell: Tensor, concept: Tensor, number: int) -> float:
-    """ρ of the concept in the middle, by number of patches: that a few concepts are still several in one does not matter.
+    """The median ρ over concepts, by number of patches: it does not matter if a few concepts are still several in one.
 
-    `x` (n,), `owner` and `cell` of every patch, `concept` of every cell. For a concept, from the mean squares within and
-    between its cells; of one that a single image has, all patches say the same.
+    `x` (n,), `owner` and `cell` of every patch, `concept` of every cell. ρ of a concept follows from the mean squares within
+    and between its cells; it is 1 for a concept that only one image has.
     """
-
-    def summed(rows: Tensor, where: Tensor, groups: int) -> Tensor:
-        return rows.new_zeros(groups, *rows.shape[1:]).index_add_(0, where, rows)
-
-    size, first = summed(torch.ones_like(x), cell, len(concept)), summed(x, cell, len(concept))
+    size, first = _summed(torch.ones_like(x), cell, len(concept)), _summed(x, cell, len(concept))
     by_cell = torch.stack([torch.ones_like(size), size, size.square(), first.square() / size, first], 1)
-    cells, patches, squared, of_cells, sums = summed(by_cell, concept, number).T
+    cells, patches, squared, of_cells, sums = _summed(by_cell, concept, number).T
     of_concepts = sums.square() / patches.clamp_min(1)
-    within = ((summed(x.square(), owner, number) - of_cells) / (patches - cells).clamp_min(1)).clamp_min(0)
+    within = ((_summed(x.square(), owner, number) - of_cells) / (patches - cells).clamp_min(1)).clamp_min(0)
     between = (of_cells - of_concepts) / (cells - 1).clamp_min(1)
     typical = (patches - squared / patches.clamp_min(1)) / (cells - 1).clamp_min(1)  # patches of a cell
     shared = ((between - within) / typical.clamp_min(1)).clamp_min(0)
     rho = torch.where(cells > 1, shared / (shared + within).clamp_min(_EXACT), 1.0)
-    told = patches > cells
-    if not bool(told.any()):
+    known = patches > cells
+    if not bool(known.any()):
         return 0.0
-    rho, order = rho[told].sort()
-    heavy = patches[told][order].cumsum(0)
+    rho, order = rho[known].sort()
+    heavy = patches[known][order].cumsum(0)
     return float(rho[(heavy < heavy[-1] / 2).sum()])

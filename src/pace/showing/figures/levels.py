@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
-from scipy.ndimage import distance_transform_edt, label
+from scipy.ndimage import distance_transform_edt, gaussian_filter, label, maximum_position
 
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
@@ -16,11 +15,16 @@ from pace.images.preparation import PreprocessingLike
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
-from pace.showing.figures.layout import HEAD, INK, SMALL, Fill, Layout, own_style, width_of
-from pace.showing.patches import Grid, Images, Pictures, Pixels, grid_of
+from pace.showing.figures.drawing import HEAD, MARGIN, PATCHES, ROW_WIDTH, SMALL, TILE, Fill, Layout, own_style
+from pace.showing.patches import Grid, Images, Pictures, Pixels, grid_of, mean_color
 
-_MARGIN, _GAP, _TOP = 4.0, 14.0, 30.0  # around everything; between the levels; above the pictures, for the heads
-_PICTURE, _CAPTION, _TILE, _BETWEEN, _BARS = 82.0, 16.0, 31.0, 3.0, 108.0
+_FACTOR = 2  # the patch level shows φ averaged over so many patches each way
+
+# In points: pictures, the captions below them, and where the columns begin.
+_PICTURE, _CAPTION, _TOP, _BETWEEN = 82.0, 16.0, 30.0, 14.0
+_IMAGE_X = MARGIN + ROW_WIDTH + _BETWEEN
+_BARS_X, _BARS = _IMAGE_X + _PICTURE + _BETWEEN, 108.0
+_MAP_X = _BARS_X + _BARS + _BETWEEN
 
 
 @own_style()
@@ -33,9 +37,6 @@ def three_levels(
     shown: Sequence[int] | None = None,
     concepts: Sequence[int] | None = None,
     n_concepts: int = 4,
-    n_patches: int = 5,
-    factor: int = 2,
-    margin: int = 1,
     level: float = 0.9,
     class_names: Sequence[str] | None = None,
 ) -> Figure:
@@ -49,10 +50,6 @@ def three_levels(
         Which of them to explain. By default a clear mixture from each of the two largest predicted classes.
     concepts
         Which concepts to show. By default `n_concepts`, taken in turn from the images shown, largest θ first.
-    n_patches, margin
-        Patches nearest to μ_k, each from another image, and how many patches around them are shown.
-    factor
-        The φ of `factor` × `factor` patches are averaged for the patch level.
     level
         Probability of the credible intervals.
     """
@@ -61,54 +58,38 @@ def three_levels(
     rows = _mixed(model, observations, classes) if shown is None else [range(len(observations))[m] for m in shown]
     if not rows:
         raise ValueError("shown: expected at least one image; found none")
+    names = [] if classes is None else summary.class_names(class_names, images, observations.n_classes)
     explanation, use = model.explain(observations[rows]), summary.use_of(model.concept_weights_)
     wanted = drawing.chosen(concepts, _in_turn(explanation.theta, use.used)[:n_concepts], explanation.n_concepts)
-    typical = summary.typical_patches(model.means_[wanted], observations, n_patches)
-    tiles = [typical.pairs(position) for position in range(len(wanted))]
-    fills = drawing.fills_like(
-        np.array([np.mean([pictures.patch(*pair, grid).mean((0, 1)) for pair in pairs], 0) for pairs in tiles])
-    )
+    typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)
+    colors = np.array([mean_color(pictures, patches, grid) for patches in typical])
+    fills = dict(zip(wanted, drawing.fills_like(colors), strict=True))
+    bars = [drawing.theta_bars_of(explanation, position, fills, level) for position in range(len(rows))]
 
-    label_room = drawing.label_width(wanted) + 16
-    left = label_room + n_patches * (_TILE + _BETWEEN) - _BETWEEN
-    image_x = _MARGIN + left + _GAP
-    map_x = image_x + _PICTURE + _GAP + _BARS + _GAP
     row_height = max(_PICTURE, 11 * (len(wanted) + 1)) + _CAPTION
-    pitch = max(_TILE + 6, (len(rows) * row_height - _CAPTION + 6) / len(wanted)) if len(wanted) > 2 else _TILE + 6
-    height = _TOP + max(len(wanted) * pitch - 6, len(rows) * row_height - 4) + _MARGIN
-    layout = Layout(map_x + _PICTURE + _MARGIN, height)
-
-    _head(layout, _MARGIN, "Dataset level", "patches nearest to the mean μ of each concept", left)
-    for position, (k, own) in enumerate(zip(wanted, fills, strict=True)):
-        y = _TOP + position * pitch
-        layout.swatch(_MARGIN, y + 0.5, 7, own)
-        layout.write(_MARGIN + 10, y, f"Concept {k}", bold=True)
-        layout.note(_MARGIN + 10, y + 10, drawing.percent(float(use.shares[k])))
-        drawing.show_patches(layout, pictures, tiles[position], grid, margin, _MARGIN + label_room, y, _TILE, _BETWEEN)
-
-    intervals = f"share θ of each concept, {100 * level:.0f} % intervals"
-    _head(layout, image_x, "Image level", intervals, map_x - image_x - 4)
-    _head(layout, map_x, "Patch level", f"by {factor} × {factor} patches" if factor > 1 else "by patches", _PICTURE)
-    captions = [f"image {m}" for m in rows]
-    if classes is not None:
-        names = summary.class_names(class_names, images, observations.n_classes)
-        captions = [names[classes[m]] for m in rows]
-    bars = [drawing.theta_bars_of(explanation, position, wanted, fills, level) for position in range(len(rows))]
-    bar_labels, scale = drawing.shared_scale(bars)
-    coarse = explanation.aggregate(factor)
+    pitch = max(TILE + 6, (len(rows) * row_height - _CAPTION + 6) / len(wanted))
+    layout = Layout(_MAP_X + _PICTURE + MARGIN, _TOP + max(len(wanted) * pitch, len(rows) * row_height) + MARGIN)
+    _head(layout, MARGIN, "Dataset level", "patches nearest to the mean μ of each concept")
+    _head(layout, _IMAGE_X, "Image level", f"share θ of each concept, {level:.0%} intervals")
+    _head(layout, _MAP_X, "Patch level", f"by {_FACTOR} × {_FACTOR} patches")
+    for position, k in enumerate(wanted):
+        share, y = f"{use.shares[k]:.1%}", _TOP + position * pitch
+        drawing.show_concept(layout, k, [share], pictures, typical[position], grid, MARGIN, y, fills[k])
+    coarse, scale = explanation.aggregate(_FACTOR), max(bar.high for image in bars for bar in image)
     for position, m in enumerate(rows):
         y = _TOP + position * row_height
-        drawing.show(layout, pictures[m], image_x, y, _PICTURE, _PICTURE)
-        layout.note(image_x, y + row_height - _CAPTION + 3, captions[position], room=map_x - image_x - 4)
+        drawing.show(layout, pictures[m], _IMAGE_X, y, _PICTURE, _PICTURE)
+        caption = f"image {m}" if classes is None else names[classes[m]]
+        layout.note(_IMAGE_X, y + row_height - _CAPTION + 3, caption, room=_MAP_X - _IMAGE_X - 4)
         step = min((row_height - _CAPTION) / len(bars[position]), 15)
-        drawing.show_bars(layout, bars[position], image_x + _PICTURE + _GAP, y, _BARS, step, bar_labels, scale)
-        _show_map(layout, pictures[m], coarse, position, grid, factor, dict(zip(wanted, fills, strict=True)), map_x, y)
+        drawing.show_bars(layout, bars[position], _BARS_X, y, _BARS, step, scale)
+        _show_map(layout, pictures[m], coarse, position, grid, fills, y)
     return layout
 
 
-def _head(layout: Layout, x: float, title: str, note: str, room: float) -> None:
-    layout.write(x, _MARGIN, title, size=HEAD, bold=True, room=room)
-    layout.note(x, _MARGIN + 12, note, room=room)
+def _head(layout: Layout, x: float, title: str, note: str) -> None:
+    layout.write(x, MARGIN, title, size=HEAD, bold=True)
+    layout.note(x, MARGIN + 12, note)
 
 
 def _mixed(model: PACE, observations: Observations, classes: Array | None) -> list[int]:
@@ -131,45 +112,31 @@ def _in_turn(theta: Array, used: Array) -> Array:
 
 
 def _show_map(
-    layout: Layout, pixels: Pixels, coarse: Explanation, image: int, grid: Grid, factor: int, fills: dict[int, Fill],
-    x: float, y: float,
-) -> None:  # fmt: skip
+    layout: Layout, pixels: Pixels, coarse: Explanation, image: int, grid: Grid, fills: dict[int, Fill], y: float
+) -> None:
     """The image in grey, tinted by the main concept of its cells; a line around each region, and its number in it."""
+    rows, columns = grid
     phi = coarse.phi[image].reshape(*grid_of(coarse), -1)  # type: ignore[index]
+    phi = phi.repeat(_FACTOR, 0).repeat(_FACTOR, 1)[:rows, :columns]
     main = phi.argmax(2)
-    down, across = (
-        drawing.cell_edges(grid[0], pixels.shape[0], factor),
-        drawing.cell_edges(grid[1], pixels.shape[1], factor),
-    )
-    tinted = drawing.faded(pixels).astype(np.float64)
+    tinted = drawing.faded(pixels)
     for k, own in fills.items():
-        alpha = drawing.on_pixels(np.where(main == k, 0.25 + 0.45 * phi[:, :, k], 0.0), down, across)[:, :, None]
+        alpha = drawing.on_pixels(np.where(main == k, 0.25 + 0.45 * phi[:, :, k], 0.0), pixels)[:, :, None]
         tinted = (1 - alpha) * tinted + alpha * 255 * np.array(to_rgb(own.color))
-    place = drawing.show(layout, tinted.astype(np.uint8), x, y, _PICTURE, _PICTURE)
+    place = drawing.show(layout, tinted.astype(np.uint8), _MAP_X, y, _PICTURE, _PICTURE)
     regions = np.where(np.isin(main, list(fills)), main, -1)
-    drawing.show_borders(layout, drawing.borders(np.pad(regions, 1, "edge"), down, across), place, INK, 0.7)
-    points = _PICTURE / max(pixels.shape[:2])  # of the page, in a pixel
+    drawing.show_borders(layout, np.pad(regions, 1, "edge"), pixels, place)
+    across, down = pixels.shape[1] / columns, pixels.shape[0] / rows  # pixels of a patch
+    wide, high = np.array([across, down]) * _FACTOR * _PICTURE / max(pixels.shape[:2])  # points of a cell
     for k in fills:
-        numbered, count = label(regions == k)
-        for number in range(1, count + 1):
-            r, c, depth = _deepest_cell(numbered == number)
-            wide, high = (across[c + 1] - across[c]) * points, (down[r + 1] - down[r]) * points
-            if width_of(str(k), SMALL, "bold") <= wide * (2 * depth - 1) - 1 and high > SMALL:
-                layout.paper.text(
-                    (across[c] + across[c + 1]) / 2, (down[r] + down[r + 1]) / 2, str(k), ha="center",
-                    va="center_baseline", fontsize=SMALL, fontweight="bold", color=INK, parse_math=False, transform=place,
-                    path_effects=[withStroke(linewidth=1.2, foreground="white")],
-                )  # fmt: skip
-    elsewhere = float((regions < 0).mean())
-    note = drawing.plural(len(np.unique(main)), "concept")
-    if elsewhere:
-        note = f"{drawing.percent(elsewhere)} of the cells: others"
-    layout.note(x, y + _PICTURE + 3, note, room=_PICTURE)
-
-
-def _deepest_cell(region: Array) -> tuple[int, int, float]:
-    """Row, column and depth of the cell farthest from the region's edge, near the middle if there are several."""
-    depth = distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
-    cells = np.argwhere(depth == depth.max())
-    r, c = cells[np.abs(cells - cells.mean(0)).sum(1).argmin()]
-    return int(r), int(c), float(depth[r, c])
+        region = regions[::_FACTOR, ::_FACTOR] == k
+        depth = distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
+        parts, count = label(region)
+        central = depth + 1e-3 * gaussian_filter(region.astype(float), 2, mode="constant")  # of equally deep cells
+        for r, c in maximum_position(central, parts, range(1, count + 1)):
+            if drawing.width_of(str(k), SMALL, "bold") <= wide * (2 * depth[r, c] - 1) - 1 and high > SMALL:
+                middle = (min(_FACTOR * (c + 0.5), columns - 0.5) * across, min(_FACTOR * (r + 0.5), rows - 0.5) * down)
+                drawing.show_number(layout.paper, *middle, k, place)
+    others = float((regions < 0).mean())
+    note = f"{others:.1%} of the cells: others" if others else drawing.plural(len(np.unique(main)), "concept")
+    layout.note(_MAP_X, y + _PICTURE + 3, note, room=_PICTURE)

@@ -1,7 +1,4 @@
-"""The report: one HTML file that shows what a model's concepts are, image by image and patch by patch.
-
-observations, images, model → explanation → a page that needs no network
-"""
+"""The report: one HTML file that shows what a model's concepts are, image by image and patch by patch."""
 
 from pace.showing.report.writing import write_report
 

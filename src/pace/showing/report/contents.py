@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.spatial.distance import cdist
+from scipy.stats import entropy
 
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
 from pace.observations import Observations
 from pace.showing import summary
-from pace.showing.patches import grid_of
-from pace.showing.report.encoding import packed
-from pace.showing.report.pictures import mean_colour
+from pace.showing.patches import Images, grid_of, mean_color
+from pace.showing.report.pictures import MIME, contact_sheet
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pace.metrics.scores import Score
+    from pace.metrics import Scores
 
 LEVEL = 0.9  # probability of the credible intervals
 
@@ -33,59 +34,86 @@ _PREDICTIONS = 5  # classes kept of every prediction
 _HELD = 0.01  # share below which an image does not show a concept; parts.js has the same
 
 
-def view(explanation: Explanation, observations: Observations, n_classes: int) -> dict[str, Any]:
-    """One view of the images, original or perturbed: θ with intervals, φ, attention, predictions."""
-    phi = _phi(explanation)
-    kept = min(_PATCH_CONCEPTS, explanation.n_concepts)
-    strongest = np.argpartition(-phi, kept - 1, axis=2)[:, :, :kept]
-    values = np.take_along_axis(phi, strongest, 2)
-    order = np.argsort(-values, axis=2, kind="stable")
+def of_images(
+    model: PACE, images: Images, observations: Observations, explanation: Explanation, names: list[str],
+    pictures: Sequence[Image],
+) -> dict[str, Any]:  # fmt: skip
+    """The images, not perturbed, their concepts, and the classes, which have `names`."""
+    return {
+        "grid": grid_of(observations),
+        "prefix": observations.prefix_tokens,
+        "level": LEVEL,
+        "picture": {"type": MIME, "width": pictures[0].width, "height": pictures[0].height},
+        "sheet": contact_sheet(pictures),
+        "names": images.names if isinstance(images, ImageSet) else [f"image {m}" for m in range(len(images))],
+        "labels": _labels(images),
+        "original": view(explanation, observations, bool(names)),
+        "perturbed": None,
+        "perturbedPictures": False,
+        **_concepts(model, observations, explanation, names, pictures),
+    }
+
+
+def _labels(images: Images) -> list[str] | None:
+    """What the dataset calls every image, which need not be a class the transformer knows."""
+    if not isinstance(images, ImageSet) or images.labels is None:
+        return None
+    names = images.class_names
+    return [f"class {label}" if names is None else names[label] for label in images.labels.tolist()]
+
+
+def view(explanation: Explanation, observations: Observations, with_predictions: bool) -> dict[str, Any]:
+    """One view of the images, original or perturbed: θ with intervals, φ, attention, predictions if there is an η."""
+    phi = np.asarray(explanation.phi)
+    strongest = np.argsort(-phi, axis=2, kind="stable")[:, :, :_PATCH_CONCEPTS]
     low, high = explanation.interval(LEVEL)
     attention = summary.whole_array(observations.attention)
     return {
         "theta": packed(explanation.theta, "u16", 65535),
         "low": packed(low, "u16", 65535),
         "high": packed(high, "u16", 65535),
-        "kept": kept,
-        "concept": packed(np.take_along_axis(strongest, order, 2), "u8" if explanation.n_concepts <= 256 else "u16"),
-        "phi": packed(np.take_along_axis(values, order, 2), "u8", 255),
+        "kept": strongest.shape[2],
+        "concept": packed(strongest, "u8" if explanation.n_concepts <= 256 else "u16"),
+        "phi": packed(np.take_along_axis(phi, strongest, 2), "u8", 255),
         "weight": packed(attention / attention.sum(1, keepdims=True), "u16", 65535),
-        "predictions": _predictions(observations) if n_classes else None,  # without η they cannot be explained
+        "predictions": _predictions(observations) if with_predictions else None,
     }
 
 
-def concepts(
-    model: PACE, observations: Observations, explanation: Explanation, pictures: Sequence[Image]
+def _concepts(
+    model: PACE, observations: Observations, explanation: Explanation, names: list[str], pictures: Sequence[Image]
 ) -> dict[str, Any]:
-    """The concepts by use. Those that stayed empty when they were learned and hold nothing here are not shown."""
-    grid = grid_of(observations)
+    """The concepts by use, and the classes they speak for.
+
+    Concepts that stayed empty when they were learned and hold nothing here are not shown.
+    """
+    grid, phi = grid_of(observations), np.asarray(explanation.phi)
     attention = summary.whole_array(observations.attention)
-    use = _use(observations, explanation)
+    use = summary.use_of(summary.patches_held(phi, attention))
     shown = use.used | summary.use_of(model.concept_weights_).used
-    typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations)))
-    near = [typical.pairs(k) if shown[k] else [] for k in range(len(shown))]
+    typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations))).tolist()
     neighbours = nearest_concepts(model.means_, use.used, _NEIGHBOURS)
     return {
         "concepts": [
             {
                 "share": float(use.shares[k]),
                 "used": bool(use.used[k]),
-                "near": near[k],
-                "colour": mean_colour(pictures, near[k], grid) if near[k] else None,
+                "near": typical[k] if shown[k] else [],
+                "colour": mean_color(pictures, typical[k], grid).round().tolist() if shown[k] else None,
                 "neighbours": neighbours[k] if shown[k] else [],
             }
             for k in range(len(shown))
         ],
         "order": [k for k in np.argsort(-use.shares, kind="stable").tolist() if shown[k]],
-        "effective": use.effective_number,
+        "effective": float(np.exp(entropy(use.shares))),  # equally used concepts that would be as diverse as these
         "prefixWeight": float((attention[:, : observations.prefix_tokens].sum(1) / attention.sum(1)).mean()),
+        **_classes(model, observations, explanation.theta, names, use.used),
     }
 
 
-def classes(model: PACE, observations: Observations, explanation: Explanation, names: list[str]) -> dict[str, Any]:
-    """The classes: the concepts that speak for each, and the images of the class that have most of them."""
-    used = _use(observations, explanation).used
-    evidence, theta = summary.evidence(model.label_head_), explanation.theta
+def _classes(model: PACE, observations: Observations, theta: Array, names: list[str], used: Array) -> dict[str, Any]:
+    """The concepts that speak for each class, and the images of the class that have most of them."""
+    evidence = summary.evidence(model.label_head_)
     predicted = summary.predicted_classes(observations)
     found = []
     for n in range(len(names)):
@@ -105,45 +133,25 @@ def learning(model: PACE) -> dict[str, Any]:
     """The bound after every epoch, and how the number of concepts was found, if it was."""
     bounds = [[_number(term) for term in bound] for bound in model.lower_bounds_]
     selection = model.selection_
-    if selection is None:
-        return {"bounds": bounds, "selection": None}
-    found = {
+    found = selection and {
         "images": selection.images,
         "concepts": len(model.means_),
         "numbers": selection.numbers.tolist(),
         "bounds": selection.bounds.tolist(),
         "evidence": [_number(nats) for nats in selection.evidence.tolist()],
-        "moves": [move.kind for move in selection.moves],
     }
     return {"bounds": bounds, "selection": found}
 
 
-def trust(scores: Mapping[str, Score] | None) -> dict[str, Any]:
+def trust(scores: Scores | None) -> dict[str, Any]:
     """The scores and their warnings."""
     if scores is None:
         return {"scores": None, "warnings": []}
     entries = [
-        {
-            "name": name,
-            "title": score.title,
-            "value": _number(score.value),
-            "low": _number(score.low),
-            "high": _number(score.high),
-            "better": score.better,
-            "range": [_number(end) for end in score.range],
-            "meaning": score.meaning,
-        }
-        for name, score in scores.items()
+        {name: _number(value) if isinstance(value, float) else value for name, value in score.as_dict().items()}
+        for score in scores.values()
     ]
-    return {"scores": entries, "warnings": [str(warning) for warning in getattr(scores, "warnings", [])]}
-
-
-def true_labels(images: Any) -> list[str] | None:
-    """What the dataset calls every image, which need not be a class the transformer knows."""
-    if not isinstance(images, ImageSet) or images.labels is None:
-        return None
-    names = images.class_names
-    return [f"class {label}" if names is None else names[label] for label in images.labels.tolist()]
+    return {"scores": entries, "warnings": scores.warnings}
 
 
 def nearest_concepts(means: Array, used: Array, n: int) -> list[list[int]]:
@@ -153,6 +161,14 @@ def nearest_concepts(means: Array, used: Array, n: int) -> list[list[int]]:
     distances[:, ~used] = np.inf
     order = np.argsort(distances, axis=1, kind="stable")[:, :n]
     return [[int(k) for k in row if np.isfinite(distances[concept, k])] for concept, row in enumerate(order)]
+
+
+def packed(values: Array, kind: str, scale: float = 1) -> dict[str, str]:
+    """Numbers as small integers in base64, after multiplying by `scale`; data.js divides by the same."""
+    dtype = np.dtype({"u8": "u1", "u16": "<u2", "i16": "<i2"}[kind])
+    limits = np.iinfo(dtype)
+    steps = np.rint(np.clip(values * scale, limits.min, limits.max)).astype(dtype)
+    return {"kind": kind, "base64": b64encode(steps.tobytes()).decode()}
 
 
 def _holders(share: Array, own: Array) -> list[int]:
@@ -169,16 +185,6 @@ def _predictions(observations: Observations) -> list[list[tuple[int, float]]] | 
     return [[(int(n), round(float(row[n]), 4)) for n in top] for row, top in zip(predictions, best, strict=True)]
 
 
-def _use(observations: Observations, explanation: Explanation) -> summary.Use:
-    """Of the concepts in these images."""
-    return summary.use_of(summary.patches_held(_phi(explanation), summary.whole_array(observations.attention)))
-
-
-def _phi(explanation: Explanation) -> Array:
-    assert explanation.phi is not None  # write_report has checked
-    return explanation.phi
-
-
-def _number(value: float | Array | None) -> float | None:
+def _number(value: float) -> float | None:
     """As JSON has it: NaN and infinities are no numbers there."""
-    return float(value) if value is not None and np.isfinite(value) else None
+    return value if np.isfinite(value) else None

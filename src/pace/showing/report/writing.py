@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pace import __version__
 from pace.atomic import write_atomically
 from pace.explainer import PACE
 from pace.explanation import Explanation
-from pace.images import ImageSet, PreprocessingLike
+from pace.images import PreprocessingLike
 from pace.observations import Observations
-from pace.showing.patches import Images, grid_of
+from pace.showing.patches import Images
 from pace.showing.report import contents
-from pace.showing.report.encoding import base64
-from pace.showing.report.page import render
-from pace.showing.report.pictures import MIME, contact_sheet, encode, read_pictures
+from pace.showing.report.pictures import encode, read_pictures
 from pace.showing.summary import class_names as names_of_classes
 
 if TYPE_CHECKING:
-    from pace.metrics.scores import Score
+    from pace.metrics import Scores
 
+# Joined in this order into one module: inline modules cannot import each other.
+SCRIPTS = (
+    "data.js", "dom.js", "parts.js", "concepts.js", "picker.js", "images.js", "classes.js", "number.js", "trust.js",
+    "main.js",
+)  # fmt: skip
 _LIMIT = 19_000_000  # bytes of the whole file; a report stays under 20 MB
 
 
@@ -34,7 +41,7 @@ def write_report(
     perturbed: Observations | None = None,
     perturbed_images: Images | None = None,
     explanation: Explanation | None = None,
-    scores: Mapping[str, Score] | None = None,
+    scores: Scores | None = None,
     class_names: Sequence[str] | None = None,
     preprocessing: PreprocessingLike | None = None,
     title: str = "What the transformer sees",
@@ -62,48 +69,28 @@ def write_report(
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: there is no such folder to write {path.name} to")
-    grid_of(observations)
-    n_classes = model.label_head_.shape[1]
-    names = names_of_classes(class_names, images, n_classes)
-    shown = _explained(model, observations, explanation, "explanation")
-    moved = None
+    names = names_of_classes(class_names, images, model.label_head_.shape[1])
+    shown = _explained(model, observations, explanation)
+    pictures = read_pictures(images, len(observations), preprocessing, "images")
+    data = {"title": title, **contents.learning(model), **contents.trust(scores)}
+    data |= contents.of_images(model, images, observations, shown, names, pictures)
     if perturbed is not None:
         if perturbed.shape != observations.shape or perturbed.grid != observations.grid:
             raise ValueError(f"perturbed: expected the same images as {observations}; found {perturbed}")
-        moved = _explained(model, perturbed, None, "perturbed")
-    pictures = read_pictures(images, len(observations), preprocessing, "images")
-    sheet = contact_sheet(pictures)
+        data["perturbed"] = contents.view(_explained(model, perturbed, None), perturbed, bool(names))
     if perturbed_images is not None:
         if perturbed is None:
             raise ValueError("perturbed_images: needs perturbed, the observations of these images, as well")
+        data["perturbedPictures"] = True
         pictures += read_pictures(perturbed_images, len(observations), preprocessing, "perturbed_images")
         if pictures[0].size != pictures[-1].size:
             raise ValueError(f"perturbed_images: expected {pictures[0].size} pixels; found {pictures[-1].size}")
-    data: dict[str, Any] = {
-        "title": title,
-        "grid": observations.grid,
-        "prefix": observations.prefix_tokens,
-        "level": contents.LEVEL,
-        "picture": {"type": MIME, "width": pictures[0].width, "height": pictures[0].height},
-        "perturbedPictures": perturbed_images is not None,
-        "sheet": {"base64": base64(sheet.file), "columns": sheet.columns, "rows": sheet.rows},
-        "names": images.names if isinstance(images, ImageSet) else [f"image {m}" for m in range(len(observations))],
-        "labels": contents.true_labels(images),
-        "original": contents.view(shown, observations, n_classes),
-        "perturbed": None if moved is None or perturbed is None else contents.view(moved, perturbed, n_classes),
-        **contents.concepts(model, observations, shown, pictures),
-        **contents.classes(model, observations, shown, names),
-        **contents.learning(model),
-        **contents.trust(scores),
-    }
-    room = _LIMIT - len(render(title, data, []))
-    # Base64 turns three bytes into four characters, and every picture ends with a line break.
-    encoded = encode(pictures, room * 3 // 4 - 4 * len(pictures))
-    write_atomically(path, render(title, data, [base64(file) for file in encoded]))
+    encoded = encode(pictures, _LIMIT - len(render(data, [])))
+    write_atomically(path, render(data, encoded))
     return path
 
 
-def _explained(model: PACE, observations: Observations, given: Explanation | None, name: str) -> Explanation:
+def _explained(model: PACE, observations: Observations, given: Explanation | None) -> Explanation:
     n_classes = model.label_head_.shape[1]
     if n_classes and observations.n_classes not in (0, n_classes):
         raise ValueError(f"predictions have {observations.n_classes} classes; the model was fitted with {n_classes}")
@@ -111,5 +98,40 @@ def _explained(model: PACE, observations: Observations, given: Explanation | Non
     expected = (len(observations), observations.n_tokens, len(model.means_))
     found = None if explanation.phi is None else explanation.phi.shape
     if found != expected:
-        raise ValueError(f"{name}: expected φ of shape {expected}, as model.explain(observations) gives; found {found}")
+        raise ValueError(f"explanation: expected φ of shape {expected}, as model.explain gives it; found {found}")
     return explanation
+
+
+def render(data: dict[str, Any], pictures: Sequence[str]) -> bytes:
+    """The whole HTML file. `pictures` are base64, one per line, outside the JSON so that that is quick to parse."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    style = _static("report.css")
+    script = "".join(_static(name) for name in SCRIPTS)
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    loader = PackageLoader("pace.showing.report", "templates")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, loader=loader)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    page = environment.get_template("page.html").render(
+        title=data["title"],
+        version=__version__,
+        numbered=data["selection"] is not None,
+        policy=policy,
+        style=Markup(style),
+        script=Markup(script),
+        data=data,
+        pictures=Markup("\n".join(pictures)),
+    )
+    return page.encode("utf-8", "replace")  # file names may contain invalid characters
+
+
+def _static(name: str) -> str:
+    return (files("pace.showing.report") / "static" / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()

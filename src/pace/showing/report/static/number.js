@@ -7,14 +7,12 @@ const nats = (value) => `${figure(value)} nats`;
 const numberView = {
   title: "Number",
   render() {
-    const { images, concepts, evidence: strengths, moves, numbers } = data.selection;
-    const merges = moves.filter((kind) => kind === "merge").length, splits = moves.filter((kind) => kind === "split").length;
+    const { images, concepts, evidence: strengths, numbers } = data.selection;
     const pruned = strengths.length < concepts;
     return h("div", { class: "page" },
       h("header", { class: "lead" }, h("h1", {}, plural(strengths.length, "concept was", "concepts were"), " found"),
         note(pruned ? `${concepts} were asked for; the others stay empty. ` : "The number was not given. ", "The bound weighs how well the concepts fit the patches against how many there are; of all numbers tried, this one is best. ",
           `${plural(images, "image was", "images were")} used. `,
-          merges + splits > 0 ? `From a first guess, ${plural(merges, "merge")} and ${plural(splits, "split")} raised the bound and were kept.` : "It was the first guess; no merge or split raised the bound.",
           strengths.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.",
           data.order.length !== strengths.length && ` After the fit, ${plural(data.order.length, "concept holds", "concepts hold")} patches.`)),
       h("section", { class: "card warning", "aria-labelledby": "sure" },

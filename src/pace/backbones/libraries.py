@@ -1,0 +1,71 @@
+"""Recognise which library a model comes from, and describe it as a `Tower`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pace.backbones import from_open_clip, from_timm, from_torchvision, from_transformers
+from pace.backbones.tower import Model, Tower
+
+_LIBRARIES: dict[str, Callable[[Any], Tower | None]] = {
+    "timm": from_timm.describe,
+    "transformers": from_transformers.describe,
+    "torchvision": from_torchvision.describe,
+    "open_clip": from_open_clip.describe,
+}
+
+
+def describe(model: Any) -> Model:
+    """A `Tower` for a model of a known library; an object that already follows `Model` is returned as it is."""
+    if isinstance(model, Model):
+        return model
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected a torch module or an object with the methods of Model; found {_kind(model)}")
+    model = _unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("model: TorchScript hides its modules; pass the module it was made from")
+    tower = _tower(model)
+    if tower is None:
+        inside = next((name for name, part in model.named_modules() if _tower(part) is not None), None)
+        hint = (
+            f"it contains one: pass model.{inside}, with head=… for its predictions"
+            if inside
+            else "describe your own with pace.backbones.Tower"
+        )
+        raise ValueError(f"model: {_kind(model)} is not a vision transformer of {', '.join(_LIBRARIES)}; {hint}")
+    return tower
+
+
+def describe_tower(model: nn.Module) -> Tower:
+    """The same for training, which needs to know the modules."""
+    tower = describe(model)
+    if not isinstance(tower, Tower):
+        raise ValueError(f"model: {type(model).__name__} does not show its modules, so it cannot be trained")
+    return tower
+
+
+def _tower(model: nn.Module) -> Tower | None:
+    """For a library's model or a subclass of one, if it is a vision transformer."""
+    origins = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    return next((tower for name in _LIBRARIES if name in origins and (tower := _LIBRARIES[name](model))), None)
+
+
+def _unwrapped(model: Any) -> Any:
+    """Without the wrappers of torch.compile, PEFT and parallel training."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def _kind(model: Any) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"

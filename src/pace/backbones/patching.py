@@ -1,0 +1,65 @@
+"""Context managers that change a model for the length of a call, and restore it even when the model raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+# Switched off during a call. Checkpointing would run blocks a second time without our replacements, and compiled code
+# would run as it was traced, without them.
+_OFF = (("training", False), ("grad_checkpointing", False), ("_compiled_call_impl", None))
+
+# Only restored: transformers' Swin shrinks its windows for good when it meets a small image.
+_RESTORED = ("shift_size", "window_size")
+
+
+@contextmanager
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """Run the models in eval mode. Sets the flags directly, since some models overload ``eval()`` to do more."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    modules: list[nn.Module] = list(models)
+    try:
+        while modules:  # much faster than modules(), which would show in a small batch's time on a GPU
+            module = modules.pop()
+            state = vars(module)
+            for name, off in _OFF:
+                if state.get(name):
+                    before.append((state, name, state[name]))
+                    state[name] = off
+            if "shift_size" in state:
+                before += [(state, name, state[name]) for name in _RESTORED]
+            modules += filter(None, module._modules.values())
+        yield
+    finally:
+        for state, name, value in before:
+            state[name] = value
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """`module` runs `forward` instead of its own."""
+    state = vars(module)
+    before = {"forward": state["forward"]} if "forward" in state else {}  # accelerate, for one, puts its own here
+    state["forward"] = forward
+    try:
+        yield
+    finally:
+        del state["forward"]
+        state.update(before)
+
+
+@contextmanager
+def recorded(module: nn.Module, record: Callable[[tuple[Any, ...], Any], None]) -> Iterator[None]:
+    """Call `record(arguments, output)` after every run of `module`."""
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        record(args, output)
+        return output
+
+    with replaced_forward(module, forward):
+        yield

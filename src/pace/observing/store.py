@@ -1,0 +1,322 @@
+"""Observations on disk, for sets that do not fit in memory.
+
+A store is a folder: ``index.json``, and shards of consecutive images as safetensors files. Only what the index lists
+exists: it is replaced atomically after each finished shard and holds every shard's size and checksum. So a reader sees
+finished shards only, and a killed writer leaves at most a file that the next writer deletes.
+
+Embeddings are float16; a batch with a value beyond float16's range (±65504) makes its whole shard float32. Attention and
+predictions are float32: they are small next to the embeddings, and float16 would turn the small probabilities whose
+logarithms are taken later into zeros.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from pace.atomic import write_atomically
+from pace.observations import Batch, Observations
+
+SHARD_BYTES = 32 << 20  # what a kill may cost, and what a writer holds in memory
+_FLOAT16_MAX = 65504.0
+_FORMAT = {"format": "pace-observations", "version": 1}
+_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}  # safetensors' names
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One finished file: `images` consecutive images from number `start`."""
+
+    start: int
+    images: int
+    bytes: int
+    crc32: int
+
+    @property
+    def file(self) -> str:
+        return f"shard-{self.start:09d}.safetensors"
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.images
+
+
+@dataclass(frozen=True)
+class Index:
+    fingerprint: dict[str, str]
+    total: int | None = None
+    grid: tuple[int, int] | None = None
+    prefix_tokens: int = 0
+    shards: tuple[Shard, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        content = {**_FORMAT, **vars(self), "shards": [vars(shard) for shard in self.shards]}
+        write_atomically(folder / "index.json", json.dumps(content, indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Index:
+        file = folder / "index.json"
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} is not an observation store: it has no index.json")
+        try:
+            content = json.loads(file.read_bytes())
+            found = {key: content.pop(key) for key in _FORMAT}
+            if found != _FORMAT:
+                raise ValueError(f"expected {_FORMAT}; found {found}")
+            grid = content.pop("grid")
+            shards = tuple(Shard(**shard) for shard in content.pop("shards"))
+            return cls(**content, grid=None if grid is None else (int(grid[0]), int(grid[1])), shards=shards)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+
+    def gaps(self) -> list[range]:
+        """Images that are in no shard; the last gap has no known end when the total is unknown."""
+        edges = [0, *(edge for shard in self.shards for edge in (shard.start, shard.stop))]
+        edges.append(sys.maxsize if self.total is None else self.total)
+        return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
+
+
+def _is_whole(file: Path, shard: Shard) -> bool:
+    """Whether the file is there and not truncated; it is not read."""
+    return file.is_file() and file.stat().st_size == shard.bytes
+
+
+def _damaged(files: list[str], why: str) -> ValueError:
+    return ValueError(f"{', '.join(files)}: {why}; delete what is damaged and run the extraction again to fill it in")
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """Rows of one tensor of a store, read when they are needed.
+
+    Slices, index arrays and masks give a smaller `StoredArray` without reading; ``numpy.asarray`` or a single integer
+    reads. Shards are opened only while they are read, so thousands of them need no open files.
+    """
+
+    folder: Path
+    shards: tuple[Shard, ...]
+    name: str
+    dtype: np.dtype[Any]
+    row: tuple[int, ...]  # shape of what is stored of one image
+    rows: npt.NDArray[np.intp]  # numbers of the images
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.row)
+
+    def __getitem__(self, key: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
+        if isinstance(key, (int, np.integer)):
+            return np.asarray(self[[key]])[0]
+        return replace(self, rows=self.rows[key])
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        array = np.empty(self.shape, self.dtype)
+        shard_of = np.searchsorted([shard.stop for shard in self.shards], self.rows, side="right")
+        for number in np.unique(shard_of):
+            shard = self.shards[number]
+            places = np.flatnonzero(shard_of == number)
+            with safe_open(self.folder / shard.file, "pt") as file:
+                tensor = file.get_tensor(self.name)  # mapped, not read
+                array[places] = tensor[self.rows[places] - shard.start].numpy()
+        return array.astype(dtype or self.dtype, copy=False)
+
+
+class ObservationStore:
+    """The finished part of a store, for reading: ``ObservationStore.open(path).observations()``."""
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path, self._index, self.shards = path, index, index.shards
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> ObservationStore:
+        """Every shard finished so far, also while another process is still writing."""
+        folder = Path(path)
+        index = Index.read(folder)
+        if lost := [shard.file for shard in index.shards if not _is_whole(folder / shard.file, shard)]:
+            raise _damaged(lost, f"missing or truncated in {folder}")
+        return cls(folder, index)
+
+    def __len__(self) -> int:
+        return sum(shard.images for shard in self.shards)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every image is there; never before the end when the number of images was unknown."""
+        return not self._index.gaps()
+
+    def observations(self) -> Observations:
+        """The finished images as `Observations` that are read from disk batch by batch."""
+        if not self.shards:
+            raise ValueError(f"{self.path} has no finished shard yet")
+        if holes := [gap for gap in self._index.gaps() if gap.start < self.shards[-1].start]:
+            missing = f"images {holes[0].start} to {holes[0].stop - 1}"
+            raise ValueError(f"{self.path} lacks {missing}; run the extraction again to fill them in")
+        layouts = [_layout(self.path / shard.file) for shard in self.shards]
+        arrays, numbers = {}, np.arange(self.shards[-1].stop)
+        for name, (_, row) in layouts[0].items():
+            dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
+            arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers)
+        predictions = arrays.get("predictions")
+        grid, prefix_tokens = self._index.grid, self._index.prefix_tokens
+        return Observations(arrays["embeddings"], arrays["attention"], predictions, grid, prefix_tokens, check=False)
+
+    def verify(self) -> None:
+        """Read every shard and compare its checksum; a ValueError names the damaged ones."""
+        if lost := [shard.file for shard in self.shards if self._checksum(shard) != shard.crc32]:
+            raise _damaged(lost, f"wrong checksum in {self.path}")
+
+    def _checksum(self, shard: Shard) -> int:
+        return zlib.crc32((self.path / shard.file).read_bytes())
+
+
+def _layout(file: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Type and shape of what a shard holds of one image, by name."""
+    with safe_open(file, "pt") as shard:
+        slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
+        return {name: (_DTYPES[part.get_dtype()], tuple(part.get_shape()[1:])) for name, part in slices.items()}
+
+
+class StoreWriter:
+    """Adds batches to a store, new or unfinished; a context manager, one at a time per store.
+
+    `index` says what the observations are of; a store of something else is refused. A shard is written as soon as the
+    batches waiting for it reach `shard_bytes`. It holds whole batches, so a run that resumes continues with the very
+    batches of an uninterrupted one, and its values are the same bit for bit.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], index: Index, shard_bytes: int = SHARD_BYTES) -> None:
+        self.path, self._index, self._shard_bytes = Path(path), index, shard_bytes
+        self._waiting: list[dict[str, Tensor]] = []
+        self._start = 0  # number of the first image that is waiting
+
+    def __enter__(self) -> StoreWriter:
+        _refuse_foreign(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(_locked(self.path))
+            self._open()
+            self._lock = stack.pop_all()
+        return self
+
+    def _open(self) -> None:
+        if (self.path / "index.json").exists():
+            found = Index.read(self.path)
+            _refuse_other(self.path, found, self._index)
+            shards = tuple(shard for shard in found.shards if _is_whole(self.path / shard.file, shard))
+            self._index = replace(found, shards=shards, total=self._index.total or found.total)
+        self._index.write(self.path)
+        self.gaps = self._index.gaps()  # when it was opened
+        listed = {shard.file for shard in self._index.shards}
+        for leftover in self.path.glob("shard-*"):
+            if leftover.name not in listed:
+                leftover.unlink()  # a kill came between this file and the index, or it is truncated
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._flush()  # after Ctrl-C or a failing model, what was computed is still written
+
+    def append(self, start: int, batch: Batch, bounds: Tensor | None = None) -> None:
+        """Add the images from number `start` on; `bounds` are the `extremes` of the embeddings, if known already."""
+        bounds = extremes(batch.embeddings) if bounds is None else bounds
+        check(start, batch, bounds, self._index.grid, self._index.prefix_tokens)
+        narrow = bounds.abs().max() <= _FLOAT16_MAX
+        kinds = {"embeddings": torch.float16 if narrow else torch.float32}
+        parts = {name: part for name, part in batch._asdict().items() if part is not None}
+        tensors = {name: part.detach().to("cpu", kinds.get(name, torch.float32)) for name, part in parts.items()}
+        if start != self._start + sum(len(part["attention"]) for part in self._waiting):
+            self._flush()  # a shard holds consecutive images
+        if not self._waiting:
+            self._start = start
+        self._waiting.append(tensors)
+        if sum(tensor.nbytes for part in self._waiting for tensor in part.values()) >= self._shard_bytes:
+            self._flush()
+
+    def finish(self, total: int | None = None) -> Observations:
+        """Write what is waiting and, if the total was unknown, record it."""
+        self._flush()
+        if total is not None and self._index.total != total:
+            self._index = replace(self._index, total=total)
+            self._index.write(self.path)
+        return ObservationStore.open(self.path).observations()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        # One batch in float32 makes its whole shard float32.
+        content = save({name: torch.cat([part[name] for part in waiting]) for name in waiting[0]})
+        images = sum(len(part["attention"]) for part in waiting)
+        shard = Shard(self._start, images, len(content), zlib.crc32(content))
+        index = replace(self._index, shards=tuple(sorted([*self._index.shards, shard], key=lambda shard: shard.start)))
+        try:
+            write_atomically(self.path / shard.file, content)
+            index.write(self.path)
+        except OSError as error:
+            done = sum(shard.images for shard in self._index.shards)
+            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+            stays = f"the {done} images finished before stay, and the same call goes on from there"
+            raise OSError(error.errno, f"cannot write: {why}; {stays}", str(self.path / shard.file)) from error
+        self._index = index
+
+
+def extremes(embeddings: Tensor) -> Tensor:
+    """(B, J, 2): smallest and largest value of every token. NaN and infinity show in them, so they are all that has to
+    be checked: on a GPU that saves the processor most of the work."""
+    return torch.stack([embeddings.amin(-1), embeddings.amax(-1)], dim=-1).float()
+
+
+def check(start: int, batch: Batch, bounds: Tensor, grid: tuple[int, int] | None, prefix_tokens: int) -> None:
+    """The checks of `Observations` on the batch from image `start` on; `bounds` are its `extremes`."""
+    try:
+        Observations(bounds, batch.attention, batch.predictions, grid, prefix_tokens)
+    except ValueError as error:
+        raise ValueError(f"in the batch from image {start} on: {error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writing process at a time. The lock ends with the process, however that ends, and child processes lack it."""
+    if sys.platform == "win32":  # has no such locks
+        yield
+        return
+    import fcntl
+
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            message = "another process is writing to this store; wait for it to finish"
+            raise BlockingIOError(errno.EAGAIN, message, str(folder)) from error
+        yield
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.is_dir() and not (folder / "index.json").exists():
+        names = [file.name for file in folder.iterdir() if file.name != "lock" and not file.name.endswith(".tmp")]
+        if names:
+            raise ValueError(f"{folder} is not an observation store (it holds {names[0]}); name a new or empty folder")
+
+
+def _refuse_other(folder: Path, found: Index, wanted: Index) -> None:
+    def facts(index: Index) -> dict[str, object]:
+        known: dict[str, object] = {**index.fingerprint, "grid": index.grid, "prefix tokens": index.prefix_tokens}
+        return known if found.total is None or wanted.total is None else {**known, "number of images": index.total}
+
+    old, new = facts(found), facts(wanted)
+    if differs := [f"{name} was {old[name]}, now {new[name]}" for name in new if old[name] != new[name]]:
+        raise ValueError(f"{folder} holds other observations: {'; '.join(differs)}. Name another folder for these")
