@@ -29,14 +29,11 @@ def parts_seen(images: CUB, numbers: NDArray[np.int64], perturbation: Perturbati
     height, width = SEES.size
     rows, columns = np.indices(GRID).reshape(2, 1, -1) + 0.5
     x, y = columns / GRID[1], rows / GRID[0]  # (1, patches), from 0 to 1
-    left, top, right, bottom = np.array([[0], [0], [width], [height]])[:, :, None]
+    boxes = torch.tensor([0, 0, width, height]).expand(len(numbers), 4)
     if perturbation is not None:
-        draws = perturbation.draw(numbers, SEES.size)
-        flips = draws.flips[:, None]
-        left, top, right, bottom = draws.boxes.T[:, :, None]
-        # The paper flips first, so the box was drawn on the mirrored image.
-        left, right = np.where(flips, width - right, left), np.where(flips, width - left, right)
-        x = np.where(flips, 1 - x, x)
+        boxes, flips = perturbation.crops(torch.from_numpy(numbers), SEES.size)
+        x = np.where(flips.numpy()[:, None], 1 - x, x)
+    left, top, right, bottom = boxes.numpy().T[:, :, None]
     places = np.stack(np.broadcast_arrays(left + x * (right - left), top + y * (bottom - top)), 2)
     found = []
     for number, patches in zip(

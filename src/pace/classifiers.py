@@ -1,8 +1,7 @@
 """Two classifiers that answer 'can the class be read off these features?': a logistic regression and a small network.
 
 Both take features (n, K) and class labels (n,) as arrays or tensors and return a function from further features to labels.
-Columns are standardised with the mean and deviation of the training features. A fit runs on the device of the features;
-scikit-learn's logistic regression runs on a CPU only, where it takes minutes for thousands of images.
+A fit runs on the device of the features; scikit-learn's takes minutes for thousands of images on a CPU.
 """
 
 from __future__ import annotations
@@ -18,71 +17,52 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 Array = npt.NDArray[Any]
-Classify = Callable[[Any], Array]
-Fit = Callable[
-    [Tensor, Tensor, int], Callable[[Tensor], Tensor]
-]  # (features, classes 0 … N − 1, seed) → logits of rows
+Fit = Callable[[Tensor, Tensor, int], Callable[[Tensor], Tensor]]  # features, classes 0 … N − 1, seed → logits of rows
 
-_ROUNDING = 1e-7  # a column that varies by less than this share of its size is constant
 _PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # λ in mean loss + λ/2 ‖W‖², strongest first
-_FOLDS = 3
-_ROUGH, _PRECISE = 40, 200  # maximum L-BFGS iterations; a rough fit is enough to choose a penalty
+_FOLDS, _HELD_OUT = 3, 5  # of the cross-validation; one fifth of the images decides when to stop training the network
+_ROUGH, _PRECISE = 40, 200  # L-BFGS iterations; a rough fit is enough to choose a penalty
 _HIDDEN, _DROP_INPUT, _DROP_HIDDEN = 512, 0.3, 0.5
 _RATE, _BATCH, _EPOCHS, _PATIENCE = 3e-3, 256, 100, 10
-_HELD_OUT = 5  # one fifth of the images decides when to stop training the network
 
 
-def logistic_regression(features: Any, labels: Any, *, seed: int = 0) -> Classify:
+def logistic_regression(features: Any, labels: Any, *, seed: int = 0) -> Callable[[Any], Array]:
     """Multinomial logistic regression, with the L2 penalty that has the best accuracy in three-fold cross-validation.
 
-    Ties are broken by the likelihood. Each fit starts from the one with the next stronger penalty, and the search stops after
-    two weaker penalties in a row that are no better. `seed` draws the folds.
+    Ties are broken by the likelihood. The search stops after two weaker penalties that are no better. `seed` draws the folds.
     """
     return _classifier(_fit_regression, features, labels, seed)
 
 
-def two_layer_network(features: Any, labels: Any, *, seed: int = 0) -> Classify:
-    """One hidden layer of ReLUs with dropout, trained by AdamW until the accuracy on held-out images stops rising.
-
-    `seed` draws the held-out images and the weights.
-    """
+def two_layer_network(features: Any, labels: Any, *, seed: int = 0) -> Callable[[Any], Array]:
+    """One hidden layer with dropout, trained until accuracy on held-out images stops rising; `seed` draws these and weights."""
     return _classifier(_fit_network, features, labels, seed)
 
 
-def _classifier(fit: Fit, features: Any, labels: Any, seed: int) -> Classify:
-    train = _as_float64(features)
-    classes, targets = np.unique(np.asarray(labels), return_inverse=True)
+def _classifier(fit: Fit, features: Any, labels: Any, seed: int) -> Callable[[Any], Array]:
     device = features.device if isinstance(features, Tensor) else None
-    mean, deviation = train.mean(0), train.std(0)
-    varies = deviation > _ROUNDING * np.abs(train).max(0)
+    train, (classes, targets) = _as_float64(features), np.unique(np.asarray(labels), return_inverse=True)
+    mean, scale = train.mean(0), train.std(0)
+    scale[scale <= 1e-7 * np.abs(train).max(0)] = np.inf  # a column that is constant up to rounding becomes 0
 
-    def standardised(rows: Array) -> Tensor:
-        scaled = np.divide(rows - mean, deviation, out=np.zeros_like(rows), where=varies)
-        return torch.as_tensor(scaled, dtype=torch.float32, device=device)
+    def standardised(rows: Any) -> Tensor:
+        return torch.as_tensor((_as_float64(rows) - mean) / scale, dtype=torch.float32, device=device)
 
-    logits = fit(standardised(train), torch.as_tensor(targets, device=device), seed)
-
-    def classify(rows: Any) -> Array:
-        found: Array = classes[logits(standardised(_as_float64(rows))).argmax(1).cpu().numpy()]
-        return found
-
-    return classify
+    logits = fit(standardised(features), torch.as_tensor(targets, device=device), seed)
+    return lambda rows: classes[logits(standardised(rows)).argmax(1).cpu().numpy()]
 
 
 def _as_float64(features: Any) -> Array:
-    if isinstance(features, Tensor):
-        features = features.detach().cpu().double()
-    return np.asarray(features, dtype=np.float64)
+    return np.asarray(features.detach().cpu().double() if isinstance(features, Tensor) else features, dtype=np.float64)
 
 
 def _fit_regression(features: Tensor, targets: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    classes = int(targets.max()) + 1
-    fold = _folds(targets, _FOLDS, seed)
+    classes, fold = int(targets.max()) + 1, _folds(targets, _FOLDS, seed)
     inside = [(features[fold != left_out], targets[fold != left_out]) for left_out in range(_FOLDS)]
     outside = [(features[fold == left_out], targets[fold == left_out]) for left_out in range(_FOLDS)]
     weights = [_class_frequencies(*part, classes) for part in inside]
     best, best_place = (-1.0, 0.0), 0
-    for place, penalty in enumerate(_PENALTIES):
+    for place, penalty in enumerate(_PENALTIES):  # each fit starts from the one with the next stronger penalty
         weights = [_minimise(*part, start, penalty, _ROUGH) for part, start in zip(inside, weights, strict=True)]
         logits = torch.cat([_logits(part[0], found) for part, found in zip(outside, weights, strict=True)])
         reached = _quality(logits, torch.cat([part[1] for part in outside]))
@@ -97,19 +77,16 @@ def _fit_regression(features: Tensor, targets: Tensor, seed: int) -> Callable[[T
 
 
 def _fit_network(features: Tensor, targets: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    classes, device = int(targets.max()) + 1, features.device
+    device, fold = features.device, _folds(targets, _HELD_OUT, seed)
     generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device gets the same draws
-    fold = _folds(targets, _HELD_OUT, seed)
     rows, answers = features[fold > 0], targets[fold > 0]
-    others, expected = features[fold == 0], targets[fold == 0]
 
     def layer(inputs: int, outputs: int, scale: float) -> list[Tensor]:
         weight = torch.randn(inputs, outputs, generator=generator) * scale * (2 / inputs) ** 0.5
         return [weight.to(device).requires_grad_(), torch.zeros(outputs, device=device, requires_grad=True)]
 
     def drop(values: Tensor, share: float) -> Tensor:
-        kept = torch.rand(values.shape, generator=generator) >= share
-        return values * kept.to(device) / (1 - share)
+        return values * (torch.rand(values.shape, generator=generator) >= share).to(device) / (1 - share)
 
     def logits(rows: Tensor, parameters: list[Tensor], training: bool = False) -> Tensor:
         inner, inner_bias, outer, outer_bias = parameters
@@ -117,7 +94,7 @@ def _fit_network(features: Tensor, targets: Tensor, seed: int) -> Callable[[Tens
         return torch.addmm(outer_bias, drop(hidden, _DROP_HIDDEN) if training else hidden, outer)
 
     # Small initial logits and input dropout keep the network from memorising hundreds of noisy features.
-    parameters = [*layer(features.shape[1], _HIDDEN, 1.0), *layer(_HIDDEN, classes, 0.1)]
+    parameters = [*layer(features.shape[1], _HIDDEN, 1.0), *layer(_HIDDEN, int(targets.max()) + 1, 0.1)]
     optimizer = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=1.0)
     best, kept, waited = (-1.0, 0.0), parameters, 0
     for _ in range(_EPOCHS):
@@ -126,35 +103,29 @@ def _fit_network(features: Tensor, targets: Tensor, seed: int) -> Callable[[Tens
             with torch.enable_grad():
                 F.cross_entropy(logits(rows[batch], parameters, training=True), answers[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        with torch.no_grad():
-            reached = _quality(logits(others, parameters), expected)
-        waited += 1
+        reached = _quality(logits(features[fold == 0], parameters), targets[fold == 0])
         if reached > best:
             best, kept, waited = reached, [parameter.detach().clone() for parameter in parameters], 0
-        if waited == _PATIENCE:
+        elif (waited := waited + 1) == _PATIENCE:
             break
     return lambda rows: logits(rows, kept)
 
 
 def _quality(logits: Tensor, answers: Tensor) -> tuple[float, float]:
     """Correct answers and, to break ties, the log-likelihood."""
-    return float((logits.argmax(1) == answers).sum()), -float(F.cross_entropy(logits, answers))
+    return float((logits.argmax(1) == answers).sum()), -F.cross_entropy(logits, answers).item()
 
 
 def _folds(targets: Tensor, folds: int, seed: int) -> Tensor:
     """A fold for every image, stratified by class."""
     shuffled = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).to(targets.device)
-    order = shuffled[torch.argsort(targets[shuffled], stable=True)]
-    fold = torch.empty_like(targets)
-    fold[order] = torch.arange(len(targets), device=targets.device) % folds
-    return fold
+    return shuffled[targets[shuffled].argsort(stable=True)].argsort() % folds
 
 
 def _class_frequencies(features: Tensor, targets: Tensor, classes: int) -> Tensor:
     """Initial weights (K + 1, N) that predict how frequent the classes are; the last row is the intercept."""
-    weights = features.new_zeros(features.shape[1] + 1, classes)
-    weights[-1] = (torch.bincount(targets, minlength=classes) + 0.5).log()
-    return weights
+    intercept = (torch.bincount(targets, minlength=classes) + 0.5).log().to(features)
+    return F.pad(intercept[None], (0, 0, features.shape[1], 0))
 
 
 def _logits(rows: Tensor, weights: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from toys import GRID, Toy, linear, read_by_all, read_by_cls
 
 from pace import Observations
 from pace.baselines import AGI, LIME, SHAP, Saliency
-from pace.baselines.lime import lasso
-from pace.baselines.shap import draw_coalitions
+from pace.baselines.channels import draw_coalitions, lasso
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from torch.nn.functional import normalize
 
 from pace.baselines import factorization
-from pace.baselines.factorization import coefficients, k_means, nearest, nmf, semi_nmf, unit
+from pace.baselines.factorization import coefficients, k_means, nearest, nmf, semi_nmf
 
 
 def planted(k: int, d: int, n: int, signed: bool = False, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +18,7 @@ def planted(k: int, d: int, n: int, signed: bool = False, seed: int = 0) -> tupl
 
 def matched(found: torch.Tensor, true: torch.Tensor) -> np.ndarray:
     """Cosines of the best one-to-one match."""
-    cosines = (unit(found) @ unit(true).T).numpy()
+    cosines = (normalize(found) @ normalize(true).T).numpy()
     return cosines[linear_sum_assignment(-cosines)]
 
 
@@ -53,7 +54,7 @@ def test_nmf_is_as_close_as_scikit_learns():
 
     patches = torch.rand(300, 24, generator=torch.Generator().manual_seed(0)).square()
     reference = NMF(8, init="nndsvda", max_iter=2000, random_state=0).fit(patches.numpy())
-    theirs = error(patches, unit(torch.from_numpy(reference.components_.astype(np.float32))))
+    theirs = error(patches, normalize(torch.from_numpy(reference.components_.astype(np.float32))))
     assert error(patches, nmf(patches, 8, seed=0)[1]) < 1.02 * theirs
 
 

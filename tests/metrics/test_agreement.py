@@ -4,14 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
-from pace.metrics import (
-    class_echo,
-    colour_accuracy,
-    colour_purity,
-    colour_recovery,
-    part_consistency,
-    part_patches,
-)
+from pace.metrics import colour_accuracy, colour_purity, colour_recovery, part_consistency
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(5, size=(30, 4, 4))
@@ -81,28 +74,6 @@ def test_a_patch_with_two_parts_counts_for_both():
     assert part_consistency(phi, [[0, 0, 1], [0, 0, 1]]) == pytest.approx(expected)
 
 
-def test_points_lie_in_the_patch_that_holds_them():
-    points = [[[0, 0, 1], [27.9, 13.9, 1], [14, 14, 1], [5, 5, 0], [28, 5, 1], [-0.1, 5, 1]]]
-    assert part_patches(points, (28, 28), (2, 2)).tolist() == [[0, 1, 3, -1, -1, -1]]
-    assert part_patches([[[50, 10, 1]]], (20, 100), (2, 5)).tolist() == [[7]]  # row 1, column 2
-
-
-def test_class_echo_is_not_raised_by_many_concepts_and_few_images():
-    """Every image its own concept, and nearly every one its own class: plain mutual information would be near 1."""
-    yhat = np.random.default_rng(0).permutation(80) % 70
-    assert normalized_mutual_info_score(yhat, np.arange(80)) > 0.9
-    assert class_echo(np.eye(80), yhat) < 0.1
-    assert class_echo(RNG.dirichlet(np.full(100, 0.1), 80), yhat) < 0.3
-
-
-def test_class_echo_is_one_when_concepts_are_classes_and_low_when_they_are_not():
-    yhat = RNG.integers(4, size=200)
-    assert class_echo(np.eye(6)[yhat], yhat) == pytest.approx(1)
-    assert class_echo(-np.eye(6)[yhat], yhat) == pytest.approx(1)  # attributions may be negative
-    assert class_echo(RNG.dirichlet(np.ones(6), 200), yhat) < 0.15
-    assert class_echo(np.full((200, 6), 1 / 6), yhat) == 0
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))
 @settings(deadline=None, max_examples=20)
 def test_ranges_and_symmetries(seed, k, colours):
@@ -121,11 +92,9 @@ def test_ranges_and_symmetries(seed, k, colours):
 
 def test_bad_parts_are_refused():
     phi = phi_of(COLOURS)
-    with pytest.raises(ValueError, match=r"parts: expected patch numbers of shape \(30, parts\)"):
+    with pytest.raises(ValueError, match=r"parts: expected patch numbers \(30, parts\)"):
         part_consistency(phi, np.zeros((29, 3), int))
-    with pytest.raises(ValueError, match="parts: expected patches -1 to 15; found 0 to 16"):
+    with pytest.raises(ValueError, match=r"parts: expected visible patches 0 to 15, −1 for none; found \[ 0 16\]"):
         part_consistency(phi, np.tile([0, 16], (30, 1)))
-    with pytest.raises(ValueError, match="no part is visible in any image"):
+    with pytest.raises(ValueError, match=r"found \[-1\]"):
         part_consistency(phi, np.full((30, 3), -1))
-    with pytest.raises(ValueError, match=r"points: expected shape \(images, parts, 3\)"):
-        part_patches(np.zeros((2, 3)), (8, 8), (2, 2))

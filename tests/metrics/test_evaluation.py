@@ -9,7 +9,7 @@ import pytest
 from degenerate import TEST, TRAIN, explanation
 from planted import planted
 
-from pace import PACE
+from pace import PACE, Observations
 from pace.metrics import Scores, evaluate, score_explanations
 from pace.metrics.collapse import collapses
 
@@ -178,7 +178,9 @@ def test_evaluate_scores_a_fitted_model(fitted):
 
 def test_evaluate_needs_neither_perturbed_views_nor_predictions(fitted):
     model, train, test, _, _ = fitted
-    blind = [replace(some, predictions=None) for some in (train, test)]
+    blind = [
+        Observations(some.embeddings, some.attention, None, some.grid, some.prefix_tokens) for some in (train, test)
+    ]
     scores = evaluate(model, *blind, bootstrap=0)
     assert scores["sparsity"].low is None
     assert not {"faithfulness", "stability", "stability_ratio"} & scores.keys()
@@ -187,7 +189,8 @@ def test_evaluate_needs_neither_perturbed_views_nor_predictions(fitted):
 
 def test_evaluate_says_when_there_is_one_predicted_class_only(fitted):
     model, train, test, _, _ = fitted
-    one = replace(train, predictions=np.tile([1.0, 0.0, 0.0], (40, 1)))
+    always = np.tile([1.0, 0.0, 0.0], (40, 1))
+    one = Observations(train.embeddings, train.attention, always, train.grid, train.prefix_tokens)
     scores = evaluate(model, one, test, bootstrap=0)
     assert "faithfulness" not in scores
     assert warned(scores, "one class for all training images")
@@ -195,7 +198,7 @@ def test_evaluate_says_when_there_is_one_predicted_class_only(fitted):
 
 def test_evaluate_refuses_perturbed_views_of_other_images(fitted):
     model, train, test, perturbed, _ = fitted
-    with pytest.raises(ValueError, match="perturbed: expected the 20 test images"):
+    with pytest.raises(ValueError, match=r"theta_perturbed: expected shape \(20, 4\)"):
         evaluate(model, train, test, perturbed[:5])
 
 

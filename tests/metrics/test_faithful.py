@@ -1,8 +1,15 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import normalized_mutual_info_score
 
-from pace.metrics import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
+from pace.metrics import (
+    class_echo,
+    faithfulness,
+    faithfulness_given_prediction,
+    majority_class,
+    nonlinear_faithfulness,
+)
 
 RNG = np.random.default_rng(0)
 THETA = RNG.dirichlet(np.full(8, 0.5), 300)
@@ -63,6 +70,22 @@ def test_tensors_are_taken_and_gradients_and_random_state_left_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_class_echo_is_not_raised_by_many_concepts_and_few_images():
+    """Every image its own concept, and nearly every one its own class: plain mutual information would be near 1."""
+    yhat = np.random.default_rng(0).permutation(80) % 70
+    assert normalized_mutual_info_score(yhat, np.arange(80)) > 0.9
+    assert class_echo(np.eye(80), yhat) < 0.1
+    assert class_echo(RNG.dirichlet(np.full(100, 0.1), 80), yhat) < 0.3
+
+
+def test_class_echo_is_one_when_concepts_are_classes_and_low_when_they_are_not():
+    yhat = RNG.integers(4, size=200)
+    assert class_echo(np.eye(6)[yhat], yhat) == pytest.approx(1)
+    assert class_echo(-np.eye(6)[yhat], yhat) == pytest.approx(1)  # attributions may be negative
+    assert class_echo(RNG.dirichlet(np.ones(6), 200), yhat) < 0.15
+    assert class_echo(np.full((200, 6), 1 / 6), yhat) == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_same():
     theta = torch.tensor(THETA, device="cuda")
@@ -74,11 +97,11 @@ def test_a_gpu_gives_the_same():
     [
         ({"theta_train": np.full((200, 8), np.nan)}, "theta_train of image 0 is NaN or infinite"),
         ({"theta_test": np.ones((100, 7))}, "theta_test: expected 8 concepts as theta_train has; found 7"),
-        ({"yhat_train": np.zeros(200, int)}, "yhat_train has class 0 alone; expected at least two predicted classes"),
+        ({"yhat_train": np.zeros(200, int)}, "yhat_train: expected at least two predicted classes; found class 0"),
         ({"yhat_train": np.zeros(199, int)}, r"yhat_train: expected labels \(200,\) or distributions"),
         ({"yhat_test": np.full(100, 0.5)}, "yhat_test: expected whole class numbers; found 0.5"),
         ({"yhat_test": np.full(100, np.nan)}, "yhat_test has NaN or infinite values"),
-        ({"yhat_test": np.full(100, "cat")}, "yhat_test: expected class numbers"),
+        ({"yhat_test": np.full(100, "cat")}, r"yhat_test: expected labels \(100,\)"),
     ],
 )
 def test_bad_input_is_refused(change, words):

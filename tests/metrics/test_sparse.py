@@ -4,9 +4,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pace.metrics import concepts_in_use, effective_concepts, hoyer_sparsity, n_concepts, sparsity
+from pace import Explanation
+from pace.metrics import (
+    cls_weight,
+    concepts_per_image,
+    effective_concepts,
+    hoyer_sparsity,
+    levels,
+    n_concepts,
+    patch_variety,
+    sparsity,
+)
 
 THETA = arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.floats(-5, 5, width=32))
+PHI = arrays(
+    np.float64,
+    st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)),
+    elements=st.floats(0, 5, width=32),
+)
 
 
 def test_sparsity_is_the_share_below_a_tenth_of_an_even_share():
@@ -37,10 +52,6 @@ def test_effective_concepts_by_hand():
     assert n_concepts(np.eye(5)[[0, 0, 1, 1]]) == 5
 
 
-def test_a_concept_is_in_use_if_it_holds_at_least_one_patch():
-    assert concepts_in_use([3.0, 1.0, 0.99, 0.0]).tolist() == [True, True, False, False]
-
-
 def test_a_collapse_to_one_concept_is_as_sparse_as_can_be_and_exposed_by_the_effective_number():
     collapsed = np.eye(100)[np.zeros(30, int)]
     assert sparsity(collapsed) == pytest.approx(0.99)
@@ -66,3 +77,82 @@ def test_bad_input_is_refused(metric):
         metric([[0.5, 0.5], [np.nan, 0.5]])
     with pytest.raises(ValueError, match=r"found float64 \(2,\)"):
         metric([0.5, 0.5])
+
+
+def patches(*rows):
+    return np.eye(4)[np.array(rows)]
+
+
+def test_distinct_concepts_are_counted_in_every_image_without_the_prefix():
+    phi = patches([3, 0, 0, 1], [3, 2, 2, 2])
+    assert concepts_per_image(phi, 1) == pytest.approx(1.5)
+    assert concepts_per_image(phi) == pytest.approx(2.5)
+
+
+def test_patch_variety_by_hand():
+    assert patch_variety(patches([0, 1, 2, 3])) == pytest.approx(4)
+    assert patch_variety(patches([0, 0, 1, 1], [2, 2, 2, 2])) == pytest.approx(1.5)
+    assert patch_variety(patches([3, 1, 1, 1]), 1) == pytest.approx(1)
+
+
+def test_one_concept_for_all_patches_and_all_concepts_for_every_patch_are_no_variety():
+    uniform = np.full((2, 9, 4), 0.25)
+    assert concepts_per_image(uniform) == 1
+    assert patch_variety(uniform) == pytest.approx(1)
+    assert patch_variety(patches([2] * 9)) == pytest.approx(1)
+    flicker = uniform + 1e-3 * np.random.default_rng(0).random(uniform.shape)
+    assert concepts_per_image(flicker) > 2  # the largest of nearly equal entries is noise
+    assert patch_variety(flicker) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_weight_of_cls_is_its_share():
+    attention = np.array([[0.2, 0.4, 0.4], [3.0, 0.5, 0.5]])
+    assert cls_weight(attention) == pytest.approx((0.2 + 0.75) / 2)
+    assert cls_weight(attention, 0) == 0
+    assert cls_weight(attention, 2) == pytest.approx((0.6 + 0.875) / 2)
+
+
+def test_levels_are_found_and_not_believed():
+    theta, phi = np.eye(4)[[0, 1, 2]], patches([0, 1, 1], [1, 2, 2], [2, 3, 3])
+    described = np.arange(8.0).reshape(4, 2)
+
+    def found(theta=theta, phi=phi, concepts=described):
+        return levels(Explanation(theta, theta, phi), concepts)
+
+    assert found() == 3
+    assert found(concepts=None) == 2
+    assert found(concepts=None, phi=None) == 1
+    assert found(concepts=np.ones((4, 2))) == 2  # all concepts are the same
+    assert found(concepts=described[:3]) == 2  # of another number of concepts
+    assert found(concepts=np.full((4, 2), np.nan)) == 2
+    assert found(theta=np.full((3, 4), 0.25)) == 2
+    assert found(phi=np.repeat(theta[:, None], 3, 1)) == 2  # one concept for all patches
+
+
+@given(PHI)
+@settings(deadline=None, max_examples=30)
+def test_ranges_and_symmetries_of_patches(phi):
+    most = min(phi.shape[1], phi.shape[2])
+    concepts, tokens = (np.random.default_rng(0).permutation(n) for n in (phi.shape[2], phi.shape[1]))
+    assert 1 <= concepts_per_image(phi) <= most
+    variety = patch_variety(phi)
+    assert 1 <= variety <= most + 1e-9
+    assert patch_variety(phi[:, :, concepts]) == pytest.approx(variety)
+    assert patch_variety(phi[:, tokens]) == pytest.approx(variety)
+    assert concepts_per_image(phi[:, tokens]) == concepts_per_image(phi)
+
+
+@pytest.mark.parametrize("metric", [concepts_per_image, patch_variety])
+def test_bad_patches_are_refused(metric):
+    with pytest.raises(ValueError, match=r"phi: expected numbers of shape \(images, tokens, concepts\)"):
+        metric(np.ones((3, 4)))
+    with pytest.raises(ValueError, match="phi of image 1 is NaN or infinite"):
+        metric(np.array([[[1.0]], [[np.nan]]]))
+    with pytest.raises(ValueError, match="prefix_tokens: expected 0 to 2; found 3"):
+        metric(np.ones((1, 3, 2)), 3)
+
+
+def test_bad_attention_is_refused():
+    for attention in ([[0.5, -0.5]], [[0.0, 0.0]]):
+        with pytest.raises(ValueError, match="not negative, and not all 0"):
+            cls_weight(attention)

@@ -50,14 +50,14 @@ def test_distances_and_determinants_are_those_of_the_covariances(family):
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_contrasts_are_distances_up_to_a_constant_for_each_patch(family):
+def test_relative_distances_are_distances_up_to_a_constant_for_each_patch(family):
     gaussians, features, _, r, prior = setting(family)
     gaussians = step(gaussians, features, r, prior)
-    shared = gaussians.mahalanobis(features) - gaussians.contrasts(features, within=1e9)
+    shared = gaussians.mahalanobis(features) - gaussians.mahalanobis(features, relative=True)
     torch.testing.assert_close(shared, shared[:, :1].expand_as(shared))
 
 
-def test_tied_contrasts_keep_the_digits_of_distances_in_float32():
+def test_tied_relative_distances_keep_the_digits_of_distances_in_float32():
     gaussians, features, _, r, prior = setting("tied", k=20, d=64, n=500)
     gaussians = step(gaussians, features, r, prior)
     narrow = type(gaussians)(gaussians.means.float(), gaussians.precision_cholesky.float())
@@ -66,7 +66,7 @@ def test_tied_contrasts_keep_the_digits_of_distances_in_float32():
         error = found.double() - gaussians.mahalanobis(features)
         return float((error - error.mean(1, keepdim=True)).abs().max())
 
-    assert off(narrow.contrasts(features.float(), within=1e9)) < 2 * off(narrow.mahalanobis(features.float()))
+    assert off(narrow.mahalanobis(features.float(), relative=True)) < 2 * off(narrow.mahalanobis(features.float()))
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)

@@ -1,7 +1,7 @@
 """Explainers to compare PACE with, and PACE itself, behind one interface.
 
 ``explainer("shap").fit(backbone, train).explain(test)`` gives an `Explanation`, whatever the name. docs/baselines.md says what
-each computes, from which paper, and at which cost. A new method is a subclass of `Explainer` in its own file, and a line here.
+each computes, from which paper, and at which cost. A new method is a subclass of `Explainer`, and a line here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pace.baselines.agi import AGI
+from pace.baselines.channels import LIME, SHAP
 from pace.baselines.craft import CRAFT
-from pace.baselines.explainer import Explainer, PointExplanation
-from pace.baselines.lime import LIME
-from pace.baselines.pace import PaceExplainer
+from pace.baselines.explainer import Explainer, PaceExplainer, PointExplanation
+from pace.baselines.gradients import AGI, Saliency
+from pace.baselines.head import EveryToken, SplitObservations, reads_uncounted
 from pace.baselines.references import GaussianMixture, KMeans, Majority, MeanEmbedding, SemiNMF, TrueColors
-from pace.baselines.saliency import Saliency
-from pace.baselines.shap import SHAP
-from pace.baselines.tokens import EveryToken, SplitObservations, reads_uncounted
 
 EXPLAINERS: dict[str, Callable[..., Explainer]] = {
     "pace": PaceExplainer,
@@ -47,23 +44,7 @@ def explainer(name: str, **options: Any) -> Explainer:
 
 
 __all__ = [
-    "AGI",
-    "CRAFT",
-    "EXPLAINERS",
-    "LIME",
-    "SHAP",
-    "EveryToken",
-    "Explainer",
-    "GaussianMixture",
-    "KMeans",
-    "Majority",
-    "MeanEmbedding",
-    "PaceExplainer",
-    "PointExplanation",
-    "Saliency",
-    "SemiNMF",
-    "SplitObservations",
-    "TrueColors",
-    "explainer",
-    "reads_uncounted",
-]
+    "AGI", "CRAFT", "EXPLAINERS", "LIME", "SHAP", "EveryToken", "Explainer", "GaussianMixture", "KMeans", "Majority",
+    "MeanEmbedding", "PaceExplainer", "PointExplanation", "Saliency", "SemiNMF", "SplitObservations", "TrueColors",
+    "explainer", "reads_uncounted",
+]  # fmt: skip

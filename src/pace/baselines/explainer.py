@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from pace.backbones import Backbone
+from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.observations import Observations
-
-if TYPE_CHECKING:
-    from pace.images import PreprocessingLike
-
-
-class SplitModel(Protocol):
-    """The model f = h ∘ g, split at PACE's layer. Every `Backbone` over a model with known blocks is one."""
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def preprocessing(self) -> PreprocessingLike: ...
-    def grid(self, height: int, width: int) -> tuple[int, int]: ...
-    def split(self, images: Tensor) -> Tensor: ...
-    def forward_from(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor: ...
 
 
 class Explainer(ABC):
@@ -46,20 +32,11 @@ class Explainer(ABC):
     device_: torch.device
 
     def fit(
-        self,
-        backbone: SplitModel,
-        train: Observations,
-        *,
-        perturbed: Observations | None = None,
-        seed: int = 0,
-        device: Any = None,
+        self, backbone: Backbone, train: Observations, *, perturbed: Observations | None = None, seed: int = 0
     ) -> Self:
-        """Learn whatever the method learns from the training images; labels are never given.
-
-        `device` is where patches are processed, by default the model's device. The model stays where it is.
-        """
-        self.device_ = backbone.device if device is None else torch.device(device)
-        with torch.no_grad():
+        """Learn whatever the method learns from the training images, on the model's device; labels are never given."""
+        self.device_ = backbone.device
+        with torch.inference_mode(False), torch.no_grad():  # some methods take gradients, whatever the caller's mode
             self._fit(backbone, train, perturbed, seed)
         return self
 
@@ -67,14 +44,30 @@ class Explainer(ABC):
         """θ (M, K) and, with `patches` and where the method has a patch level, φ (M, J, K)."""
         if not hasattr(self, "device_"):
             raise ValueError(f"{self.name} is not fitted; call fit first")
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             return self._explain(observations, seed, patches)
 
-    def _fit(self, backbone: SplitModel, train: Observations, perturbed: Observations | None, seed: int) -> None:  # noqa: B027
+    def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:  # noqa: B027
         """Nothing, unless a method learns."""
 
     @abstractmethod
     def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation: ...
+
+
+class PaceExplainer(Explainer):
+    """PACE with any of its options, ŷ withheld; "pace-paper" with ``updates="paper"``, as printed in the paper."""
+
+    def __init__(self, n_concepts: int = 100, **options: Any) -> None:
+        self.n_concepts, self.options = n_concepts, options
+        self.name = "pace-paper" if options.get("updates") == "paper" else "pace"
+
+    def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:
+        model = PACE(self.n_concepts, seed=seed, device=str(self.device_), **self.options)
+        self.model_ = model.fit(train, perturbed=perturbed)
+        self.concepts_ = self.model_.means_
+
+    def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
+        return self.model_.explain(observations, patches=patches)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,13 +78,10 @@ class PointExplanation(Explanation):
         raise ValueError("this explanation has no uncertainty, hence no intervals; PACE's has")
 
 
-def point(
-    theta: Array, phi: Array | None, observations: Observations, prefix_tokens: int | None = None
-) -> PointExplanation:
-    """θ and φ as an explanation; `prefix_tokens` of φ are those of the observations unless given."""
+def point(theta: Array, phi: Array | None, observations: Observations) -> PointExplanation:
+    """θ and φ as an explanation."""
     theta = np.ascontiguousarray(theta, dtype=np.float32)
-    prefix = observations.prefix_tokens if prefix_tokens is None else prefix_tokens
-    return PointExplanation(theta, theta, phi, observations.grid, prefix)
+    return PointExplanation(theta, theta, phi, observations.grid, observations.prefix_tokens)
 
 
 def check_counts(**counts: int | None) -> None:

@@ -2,19 +2,19 @@
 
 A patches (n, d) · U coefficients (n, K), non-negative · W dictionary (K, d), rows of length 1
 
-scikit-learn has k-means and NMF for a CPU only. Here every step is a product of large matrices over all concepts, which suits
-a GPU, and several problems of one size are solved together. On a CPU patches are processed in small chunks, so that their
-coefficients stay in the cache.
+scikit-learn has k-means and NMF for a CPU only. Here every step is a product of large matrices, which suits a GPU. On a CPU
+patches are processed in small chunks, so that their coefficients stay in the cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, one_hot
 
 _TINY = 1e-12
 _SEEDING = 200  # patches per centre that k-means++ chooses from
@@ -33,7 +33,7 @@ def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
     for _ in range(_LLOYD_STEPS):
         sums, sizes = torch.zeros_like(centres), torch.zeros_like(centres[:, :1])
         for rows in chunks(patches):
-            owned = torch.nn.functional.one_hot(_nearest(patches[rows], centres), k).to(patches.dtype)
+            owned = one_hot(nearest(patches[rows], centres), k).to(patches.dtype)
             sums += owned.T @ patches[rows]
             sizes += owned.sum(0)[:, None]
         fresh = torch.where(sizes > 0, sums / sizes.clamp_min(1), centres)
@@ -45,39 +45,44 @@ def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
 
 def nearest(patches: Tensor, centres: Tensor) -> Tensor:
     """The index (n,) of every patch's nearest centre."""
-    return torch.cat([_nearest(patches[rows], centres) for rows in chunks(patches)])
-
-
-def _nearest(patches: Tensor, centres: Tensor) -> Tensor:
     offset = centres.mean(0)  # removed, so that it does not dominate the differences
-    centres = centres - offset
-    return torch.addmm(centres.square().sum(1), patches - offset, centres.T, alpha=-2).argmin(1)
+    centred = centres - offset
+    sizes = centred.square().sum(1)
+    distances = (torch.addmm(sizes, patches[rows] - offset, centred.T, alpha=-2) for rows in chunks(patches))
+    return torch.cat([distance.argmin(1) for distance in distances])
 
 
 def coefficients(patches: Tensor, dictionary: Tensor, start: Tensor | None = None, steps: int = 200) -> Tensor:
     """U ≥ 0 (…, n, K) that minimises ‖A − U W‖² for a given dictionary; leading dimensions of it are separate problems.
 
-    Accelerated projected gradient; a patch restarts when its momentum points uphill. Patches do not influence each other.
+    Patches do not influence each other.
     """
     if dictionary.ndim == 2 and patches.ndim > 2:
         return coefficients(patches.flatten(0, -2), dictionary, start, steps).reshape(*patches.shape[:-1], -1)
     gram = dictionary @ dictionary.mT
     rate = 1 / gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(_TINY)  # no eigenvalue is larger
-    step, pull = torch.eye(gram.shape[-1]).to(gram) - rate * gram, rate * dictionary.mT
-    found = patches.new_empty(*patches.shape[:-1], gram.shape[-1])
-    for rows in chunks(patches):
-        first = None if start is None else start[..., rows, :]
-        found[..., rows, :] = _descend(step, patches[..., rows, :] @ pull, first, steps)
-    return found
+    step = torch.eye(gram.shape[-1]).to(gram) - rate * gram
+
+    def descend(rows: slice) -> Tensor:
+        pull = patches[..., rows, :] @ (rate * dictionary.mT)
+        first = torch.zeros_like(pull) if start is None else start[..., rows, :]
+        return accelerated(lambda ahead: (ahead @ step).add_(pull).clamp_min_(0), first, steps)
+
+    return torch.cat([descend(rows) for rows in chunks(patches)], -2)
 
 
-def _descend(step: Tensor, pull: Tensor, start: Tensor | None, steps: int) -> Tensor:
-    """A gradient step maps U to U step + pull."""
-    found = torch.zeros_like(pull) if start is None else start
-    ahead, momentum = found, torch.ones_like(pull[..., :1])
+def accelerated(step: Callable[[Tensor], Tensor], start: Tensor, steps: int, tolerance: float = -1.0) -> Tensor:
+    """Accelerated proximal gradient descent of many problems (…, K): a problem restarts when its momentum points uphill.
+
+    It ends early when no problem moves by more than `tolerance` of its size.
+    """
+    found = ahead = start
+    momentum = torch.ones_like(start[..., :1])
     for _ in range(steps):
-        fresh = (ahead @ step).add_(pull).clamp_min_(0)
+        fresh = step(ahead)
         moved = fresh - found
+        if tolerance >= 0 and bool((moved.abs().amax(-1) <= tolerance * fresh.abs().amax(-1)).all()):
+            return fresh
         uphill = (ahead.sub(fresh).mul_(moved)).sum(-1, keepdim=True) > 0
         momentum = torch.where(uphill, 1.0, momentum)
         faster = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
@@ -118,7 +123,7 @@ def nmf(patches: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def semi_nmf(patches: Tensor, k: int, seed: int) -> Tensor:
     """The dictionary W (K, d), of either sign, of A ≈ U W with U ≥ 0 (Ding, Li & Jordan 2010), from the k-means centres."""
-    dictionary = unit(k_means(patches, k, seed))
+    dictionary = normalize(k_means(patches, k, seed))
     weights = None
     for _ in range(_SEMI_NMF_STEPS):
         weights = coefficients(patches, dictionary, weights, steps=20)
@@ -128,7 +133,7 @@ def semi_nmf(patches: Tensor, k: int, seed: int) -> Tensor:
         used = fresh.norm(dim=1, keepdim=True) > _TINY  # a row that no patch uses stays unchanged
         fresh = torch.where(used, fresh, dictionary)
         weights = weights * fresh.norm(dim=1)
-        dictionary = unit(fresh)
+        dictionary = normalize(fresh)
     return dictionary
 
 
@@ -138,7 +143,3 @@ def chunks(patches: Tensor) -> Iterator[slice]:
     size = max(1, most // math.prod(patches.shape[:-2]))
     for start in range(0, patches.shape[-2], size):
         yield slice(start, start + size)
-
-
-def unit(dictionary: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(dictionary, dim=-1, eps=_TINY)

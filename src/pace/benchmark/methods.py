@@ -98,7 +98,7 @@ def choose_methods(
 def _options(name: str) -> set[str]:
     taken = {*inspect.signature(TrueColors if name == COLORS else EXPLAINERS[name]).parameters}
     if name.startswith("pace"):
-        taken |= {*inspect.signature(PACE).parameters, "use_predictions"}
+        taken |= {*inspect.signature(PACE).parameters}
     return taken - {"known", "options", "seed", "device"}
 
 

@@ -61,7 +61,7 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
     (train, train_pair), (test, test_pair) = inputs.train, inputs.test
     explainer = TrueColors(inputs.known_colours(), **method.options) if method.name == COLORS else method.make()
     with _timed(seconds, "fit"):
-        explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed, device=device)
+        explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed)
     with _timed(seconds, "explain"):
         of_train = explainer.explain(train, seed=seed, patches=False)
         of_perturbed = explainer.explain(test_pair, seed=seed, patches=False)

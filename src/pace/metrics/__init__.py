@@ -5,22 +5,28 @@ means. `bootstrap` adds an interval, and `evaluate` gives all scores of a model.
 scipy are imported where they are used.
 """
 
-from pace.metrics.agreement import (
-    class_echo,
-    colour_accuracy,
-    colour_purity,
-    colour_recovery,
-    part_consistency,
-    part_patches,
-)
+from pace.metrics.agreement import colour_accuracy, colour_purity, colour_recovery, part_consistency
 from pace.metrics.declare import Measure, Metric, bootstrap, metric
 from pace.metrics.evaluation import evaluate, score_explanations
-from pace.metrics.faithful import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
+from pace.metrics.faithful import (
+    class_echo,
+    faithfulness,
+    faithfulness_given_prediction,
+    majority_class,
+    nonlinear_faithfulness,
+)
 from pace.metrics.hiding import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
-from pace.metrics.multilevel import Levels, cls_weight, concepts_per_image, find_levels, levels, patch_variety
-from pace.metrics.parsimonious import concepts_in_use, effective_concepts, n_concepts
 from pace.metrics.scores import Score, Scores
-from pace.metrics.sparse import hoyer_sparsity, sparsity
+from pace.metrics.sparse import (
+    cls_weight,
+    concepts_per_image,
+    effective_concepts,
+    hoyer_sparsity,
+    levels,
+    n_concepts,
+    patch_variety,
+    sparsity,
+)
 from pace.metrics.stable import (
     between_images,
     prediction_survival,
@@ -31,45 +37,10 @@ from pace.metrics.stable import (
 )
 
 __all__ = [
-    "Levels",
-    "Measure",
-    "Metric",
-    "Score",
-    "Scores",
-    "between_images",
-    "bootstrap",
-    "class_echo",
-    "cls_weight",
-    "colour_accuracy",
-    "colour_purity",
-    "colour_recovery",
-    "concepts_in_use",
-    "concepts_per_image",
-    "deletion",
-    "effective_concepts",
-    "evaluate",
-    "evidence_gap",
-    "faithfulness",
-    "faithfulness_given_prediction",
-    "find_levels",
-    "hide_patches",
-    "hide_tokens",
-    "hoyer_sparsity",
-    "insertion",
-    "levels",
-    "majority_class",
-    "metric",
-    "n_concepts",
-    "nonlinear_faithfulness",
-    "part_consistency",
-    "part_patches",
-    "patch_relevance",
-    "patch_variety",
-    "prediction_survival",
-    "reidentification",
-    "score_explanations",
-    "sparsity",
-    "stability",
-    "stability_ratio",
-    "stability_when_prediction_holds",
-]
+    "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
+    "colour_accuracy", "colour_purity", "colour_recovery", "concepts_per_image", "deletion", "effective_concepts",
+    "evaluate", "evidence_gap", "faithfulness", "faithfulness_given_prediction", "hide_patches", "hide_tokens",
+    "hoyer_sparsity", "insertion", "levels", "majority_class", "metric", "n_concepts", "nonlinear_faithfulness",
+    "part_consistency", "patch_relevance", "patch_variety", "prediction_survival", "reidentification",
+    "score_explanations", "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds",
+]  # fmt: skip

@@ -1,7 +1,4 @@
-"""How well concepts agree with known names: predicted classes, the colours of Color, the body parts of CUB.
-
-The concept of a patch is its largest φ, that of an image its largest |θ|.
-"""
+"""How well the concepts of patches (their largest φ) agree with known names: the colours of Color, the body parts of CUB."""
 
 from __future__ import annotations
 
@@ -10,29 +7,7 @@ from typing import Any
 import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
-from pace.metrics.inputs import as_array, entropy, labels_of, patches_of, theta_of
-
-_SHUFFLES = 10
-
-
-@metric(title="Class echo", better=None, range=(0, 1))
-def class_echo(theta: Any, yhat: Any, *, seed: int = 0) -> Measure:
-    """Agreement of an image's leading concept with its predicted class; 0 is chance, at 1 concepts are classes under
-    another name.
-
-    Normalised mutual information v of argmax_k |θ_mk| with ŷ_m over images, corrected for chance.
-    Few images in many concepts and classes agree by accident: with v₀ the mean over shuffled ŷ it is (v − v₀) / (1 − v₀).
-    """
-    rows = theta_of(theta)
-    images = len(rows)
-    leading, classes, rng = np.abs(rows).argmax(1), labels_of(yhat, images), np.random.default_rng(seed)
-
-    def agreement(names: Array) -> Measure:
-        return Contingency(images, np.arange(images), leading, names).mutual_information()
-
-    found, chance = agreement(classes), np.mean([agreement(rng.permutation(classes)).value() for _ in range(_SHUFFLES)])
-    beyond = max(1 - chance, 1e-9)
-    return Measure(images, lambda weights: ((found.values(weights) - chance) / beyond).clip(0, 1))
+from pace.metrics.inputs import as_array, entropy, patches_of
 
 
 @metric(title="Colour recovery", better="higher", range=(0, 1))
@@ -76,45 +51,21 @@ def part_consistency(phi: Any, parts: Any, prefix_tokens: int = 0) -> Measure:
     """Agreement (normalised mutual information) of concept and body part over the patches that hold a visible part.
 
     NMI (arithmetic mean); `parts` (M, n_parts) has the patch that holds each part, −1 where it cannot be seen.
-    Patches count row by row without prefix tokens; `part_patches` finds them. A patch with two parts counts twice.
+    Patches count row by row without prefix tokens. A patch with two parts counts twice.
     """
     concepts, places = patches_of(phi, prefix_tokens), as_array(parts)
-    if places.ndim != 2 or len(places) != len(concepts) or places.dtype.kind not in "iu":
-        raise ValueError(
-            f"parts: expected patch numbers of shape ({len(concepts)}, parts); found {places.dtype} {places.shape}"
-        )
-    if places.min(initial=-1) < -1 or places.max(initial=-1) >= concepts.shape[1]:
-        raise ValueError(
-            f"parts: expected patches -1 to {concepts.shape[1] - 1}; found {places.min()} to {places.max()}"
-        )
-    if not (places >= 0).any():
-        raise ValueError("parts: no part is visible in any image")
+    images, patches, _ = concepts.shape
+    if places.ndim != 2 or len(places) != images or places.dtype.kind not in "iu":
+        raise ValueError(f"parts: expected patch numbers ({images}, parts); found {places.dtype} {places.shape}")
+    if not (places >= 0).any() or places.min() < -1 or places.max() >= patches:
+        raise ValueError(f"parts: expected visible patches 0 to {patches - 1}, −1 for none; found {np.unique(places)}")
     image, part = np.nonzero(places >= 0)
     leading = concepts.argmax(2)[image, places[image, part]]
-    return Contingency(len(concepts), image, leading, part).mutual_information()
-
-
-def part_patches(points: Any, size: tuple[int, int], grid: tuple[int, int]) -> Array:
-    """The patch (M, n_parts) that holds each point, −1 for points that are not visible or lie outside the image.
-
-    points (M, n_parts, 3): x, y in pixels of the model's input (see `pace.images.prepare_points`), and whether it is visible.
-    size: height and width of the model's input. grid: rows and columns of its patches.
-    """
-    array = as_array(points).astype(np.float64)
-    if array.ndim != 3 or array.shape[2] != 3:
-        raise ValueError(f"points: expected shape (images, parts, 3): x, y, visible; found {array.shape}")
-    column = np.floor(array[:, :, 0] * grid[1] / size[1])
-    row = np.floor(array[:, :, 1] * grid[0] / size[0])
-    inside = (array[:, :, 2] > 0) & (row >= 0) & (row < grid[0]) & (column >= 0) & (column < grid[1])
-    found: Array = np.where(inside, row * grid[1] + column, -1).astype(np.int64)
-    return found
+    return Contingency(images, image, leading, part).mutual_information()
 
 
 class Contingency:
-    """How often every concept meets every name in each of M images; sparse, since most pairs never meet.
-
-    Kept per image, so that images can be resampled.
-    """
+    """How often every concept meets every name, by image so that images can be resampled; sparse: most pairs never meet."""
 
     def __init__(self, images: int, image: Array, concept: Array, name: Array) -> None:
         from scipy.sparse import csr_array
@@ -126,7 +77,7 @@ class Contingency:
         self._counts = csr_array((np.ones(len(cell)), (image, cell)), shape=(images, len(concepts) * len(names)))
 
     def joint(self, weights: Array) -> Array:
-        """Shares (B, concepts, names) over all images as weighted; NaN where the weighted images have nothing to count."""
+        """Shares (B, concepts, names) over the weighted images; NaN where these have nothing to count."""
         counts = (self._counts.T @ weights.T).T
         total = counts.sum(1, keepdims=True)
         shares: Array = np.divide(counts, total, out=np.full_like(counts, np.nan), where=total > 0)
@@ -149,9 +100,6 @@ def _colours(phi: Any, colours: Any, prefix_tokens: int) -> Contingency:
     concepts, truth = patches_of(phi, prefix_tokens), as_array(colours)
     images, patches, _ = concepts.shape
     if truth.ndim not in (2, 3) or len(truth) != images or truth[0].size != patches:
-        raise ValueError(
-            f"colours: expected {images} images of {patches} patches, the tokens of phi after {prefix_tokens} prefix tokens; "
-            f"found {truth.shape}"
-        )
+        raise ValueError(f"colours: expected {images} images of {patches} patches as phi has; found {truth.shape}")
     image = np.repeat(np.arange(images), patches)
     return Contingency(images, image, concepts.argmax(2).ravel(), truth.ravel())

@@ -35,11 +35,11 @@ class Measure(NamedTuple):
     @classmethod
     def mean(cls, by_image: Array) -> Measure:
         """A metric that is the mean of one figure per image; images with NaN do not count."""
-        counted = np.isfinite(by_image)
-        figures = np.where(counted, by_image, 0.0).astype(np.float64)
+        counted = np.isfinite(by_image).astype(np.float64)
+        figures = np.where(counted, by_image, 0.0)
 
         def values(weights: Array) -> Array:
-            total = weights @ counted.astype(np.float64)
+            total = weights @ counted
             found: Array = np.divide(weights @ figures, total, out=np.full(len(weights), np.nan), where=total > 0)
             return found
 
@@ -62,15 +62,9 @@ class Metric(Generic[P]):
         self.title, self.better, self.range, self.meaning = title, better, ends, meaning
         update_wrapper(self, function)
         self.__signature__ = inspect.signature(function).replace(return_annotation=float)
-        parameters = self.__signature__.parameters.values()
-        self.required = {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> float:
         return self.measure(*args, **kwargs).value()
-
-    def __repr__(self) -> str:
-        direction = "no direction is better" if self.better is None else f"{self.better} is better"
-        return f"<metric {self.name}{self.__signature__}: {direction}, from {self.range[0]:g} to {self.range[1]:g}>"
 
 
 METRICS: dict[str, Metric[Any]] = {}  # all declared metrics, by name
@@ -93,38 +87,28 @@ def metric(
     return declared
 
 
-def bootstrap(
-    metric: Metric[Any], *args: Any, resamples: int = 200, level: float = 0.95, seed: int = 0, **options: Any
-) -> Score:
-    """The metric with its bootstrap interval, from `resamples` draws of as many images with replacement.
+def bootstrap(metric: Metric[Any], *args: Any, resamples: int = 200, seed: int = 0, **options: Any) -> Score:
+    """The metric with its 95 % bootstrap interval, from `resamples` draws of as many images with replacement.
 
     Repeated images bias figures such as mutual information or an effective number. So the replicates are shifted to have the
-    metric itself as their mean; the interval is their central `level`, clipped to the metric's range. Nothing is fitted again:
+    metric itself as their mean; the interval is their central 95 %, clipped to the metric's range. Nothing is fitted again:
     for faithfulness, test images are resampled. The same seed and number of images mean the same draws, so that methods are
     compared on the same images; a metric that takes a seed gets it too. With one image or resamples=0 there is no interval.
     """
-    if resamples < 0 or not 0 < level < 1:
-        raise ValueError(f"expected resamples ≥ 0 and a level between 0 and 1; found {resamples} and {level}")
+    if resamples < 0:
+        raise ValueError(f"resamples: expected 0 or more; found {resamples}")
     if "seed" in metric.__signature__.parameters:
         options["seed"] = seed
     measure = metric.measure(*args, **options)
     value = measure.value()
-    low, high = _interval(measure, value, metric.range, resamples, level, seed)
+    low = high = None
+    if measure.images > 1 and resamples > 1:
+        chances = np.full(measure.images, 1 / measure.images)
+        draws = np.random.default_rng(seed).multinomial(measure.images, chances, size=resamples)
+        replicates = measure.values(draws.astype(np.float64))
+        replicates = replicates[np.isfinite(replicates)]
+        if len(replicates) > 1:
+            ends = np.quantile(replicates - replicates.mean() + value, [0.025, 0.975])
+            ends = ends.clip(metric.range[0], min(metric.range[1], measure.most))
+            low, high = float(min(ends[0], value)), float(max(ends[1], value))
     return Score(metric.name, metric.title, value, low, high, metric.better, metric.range, metric.meaning)
-
-
-def _interval(
-    measure: Measure, value: float, limits: tuple[float, float], resamples: int, level: float, seed: int
-) -> tuple[float, float] | tuple[None, None]:
-    if measure.images == 1 or resamples < 2:
-        return None, None
-    chances = np.full(measure.images, 1 / measure.images)
-    draws = np.random.default_rng(seed).multinomial(measure.images, chances, size=resamples)
-    replicates = measure.values(draws.astype(np.float64))
-    replicates = replicates[np.isfinite(replicates)]
-    if len(replicates) < 2:
-        return None, None
-    tail = (1 - level) / 2
-    ends = np.quantile(replicates - replicates.mean() + value, [tail, 1 - tail])
-    ends = ends.clip(limits[0], min(limits[1], measure.most))
-    return float(min(ends[0], value)), float(max(ends[1], value))

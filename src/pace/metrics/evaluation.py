@@ -2,75 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.metrics.agreement import class_echo, colour_accuracy, colour_purity, colour_recovery, part_consistency
+from pace.metrics import agreement, declare, faithful, sparse, stable
 from pace.metrics.collapse import collapses
-from pace.metrics.declare import Array, Metric
-from pace.metrics.declare import bootstrap as with_interval
-from pace.metrics.faithful import faithfulness, faithfulness_given_prediction, majority_class, nonlinear_faithfulness
 from pace.metrics.inputs import labels_of
-from pace.metrics.multilevel import cls_weight, concepts_per_image, levels, patch_variety
-from pace.metrics.parsimonious import effective_concepts, n_concepts
 from pace.metrics.scores import Scores
-from pace.metrics.sparse import hoyer_sparsity, sparsity
-from pace.metrics.stable import (
-    between_images,
-    prediction_survival,
-    reidentification,
-    stability,
-    stability_ratio,
-    stability_when_prediction_holds,
-)
 
 if TYPE_CHECKING:
-    from pace.explanation import Explanation
+    from pace.explainer import PACE
     from pace.observations import Observations
 
 # In reading order. A metric's parameters are named after what `score_explanations` passes it.
-METRICS: tuple[Metric[Any], ...] = (
-    faithfulness,
-    faithfulness_given_prediction,
-    nonlinear_faithfulness,
-    majority_class,
-    class_echo,
-    stability,
-    stability_when_prediction_holds,
-    prediction_survival,
-    between_images,
-    stability_ratio,
-    reidentification,
-    sparsity,
-    hoyer_sparsity,
-    levels,
-    concepts_per_image,
-    patch_variety,
-    cls_weight,
-    n_concepts,
-    effective_concepts,
-    colour_recovery,
-    colour_accuracy,
-    colour_purity,
-    part_consistency,
-)
-
-
-class FittedModel(Protocol):
-    """What `evaluate` needs of `pace.PACE`."""
-
-    @property
-    def means_(self) -> Array: ...
-    @property
-    def label_head_(self) -> Array: ...
-    def explain(
-        self, observations: Observations, *, use_predictions: bool = False, patches: bool = True
-    ) -> Explanation: ...
+METRICS = [
+    found
+    for module in (faithful, stable, sparse, agreement)
+    for found in vars(module).values()
+    if isinstance(found, declare.Metric)
+]
 
 
 def evaluate(
-    model: FittedModel,
+    model: PACE,
     train: Observations,
     test: Observations,
     perturbed: Observations | None = None,
@@ -86,8 +42,6 @@ def evaluate(
 
     Parameters
     ----------
-    model
-        A fitted `pace.PACE`.
     train
         Observations the regression from θ to ŷ is fitted on; usually those the model was fitted on.
     perturbed
@@ -95,20 +49,13 @@ def evaluate(
     colours : (M, rows, columns), optional
         True colours of the test images' patches, on Color.
     parts : (M, n_parts), optional
-        The patch that holds each part, −1 for none, on CUB; see `part_patches`.
+        The patch that holds each part, −1 for none, on CUB.
     bootstrap, seed
         Number of resamples for the intervals (0 for none), and the seed for these, the folds and the network.
     """
-    if perturbed is not None and perturbed.shape[:2] != test.shape[:2]:
-        raise ValueError(
-            f"perturbed: expected the {len(test)} test images with {test.n_tokens} tokens each; found {perturbed!r}"
-        )
     given = None
     if train.n_classes and test.n_classes and model.label_head_.shape[1]:
-        train_given, test_given = (
-            model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)
-        )
-        given = train_given, test_given
+        given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
     return score_explanations(
         model.explain(train, patches=False),
         model.explain(test),
@@ -134,7 +81,7 @@ def score_explanations(
     yhat_train: Any = None,
     yhat_test: Any = None,
     yhat_perturbed: Any = None,
-    given_prediction: tuple[Any, Any] | None = None,
+    given_prediction: Sequence[Any] | None = None,
     attention: Any = None,
     concepts: Any = None,
     colours: Any = None,
@@ -186,9 +133,10 @@ def score_explanations(
     known = {name: value for name, value in inputs.items() if value is not None}
     scores = []
     for metric in METRICS:
-        if metric.required <= known.keys():
-            arguments = {name: value for name, value in known.items() if name in metric.__signature__.parameters}
-            scores.append(with_interval(metric, **arguments, resamples=bootstrap, seed=seed))
+        parameters = metric.__signature__.parameters
+        if all(name in known or parameter.default is not parameter.empty for name, parameter in parameters.items()):
+            arguments = {name: known[name] for name in parameters if name in known}
+            scores.append(declare.bootstrap(metric, **arguments, resamples=bootstrap, seed=seed))
     scores = [score for score in scores if np.isfinite(score.value)]  # NaN: it does not apply to these images
     return Scores(scores, [*notes, *collapses({score.name: score for score in scores})])
 

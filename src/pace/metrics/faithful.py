@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from pace.metrics.agreement import Contingency
 from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import labels_of, theta_of
+
+Fit = Callable[..., Callable[[Any], Array]]
+
+_SHUFFLES = 10  # of ŷ, for the agreement expected by chance
 
 
 @metric(title="Faithfulness", better="higher", range=(0, 1))
@@ -61,24 +66,34 @@ def majority_class(yhat_train: Any, yhat_test: Any) -> Measure:
     """
     train, test = labels_of(yhat_train, None, "yhat_train"), labels_of(yhat_test, None, "yhat_test")
     classes, counts = np.unique(train, return_counts=True)
-    return Measure.mean((test == classes[counts.argmax()]).astype(np.float64))
+    return Measure.mean(test == classes[counts.argmax()])
 
 
-def _accuracy(
-    fit: Callable[..., Callable[[Any], Array]],
-    theta_train: Any,
-    yhat_train: Any,
-    theta_test: Any,
-    yhat_test: Any,
-    seed: int,
-) -> Measure:
+@metric(title="Class echo", better=None, range=(0, 1))
+def class_echo(theta: Any, yhat: Any, *, seed: int = 0) -> Measure:
+    """Agreement of an image's leading concept with its predicted class; 0 is chance, at 1 concepts are classes under
+    another name.
+
+    Normalised mutual information v of argmax_k |θ_mk| with ŷ_m over images, corrected for chance.
+    Few images in many concepts and classes agree by accident: with v₀ the mean over shuffled ŷ it is (v − v₀) / (1 − v₀).
+    """
+    leading, rng = np.abs(theta_of(theta)).argmax(1), np.random.default_rng(seed)
+    images, classes = len(leading), labels_of(yhat, len(leading))
+
+    def agreement(names: Array) -> Measure:
+        return Contingency(images, np.arange(images), leading, names).mutual_information()
+
+    found, chance = agreement(classes), np.mean([agreement(rng.permutation(classes)).value() for _ in range(_SHUFFLES)])
+    beyond = max(1 - chance, 1e-9)
+    return Measure(images, lambda weights: ((found.values(weights) - chance) / beyond).clip(0, 1))
+
+
+def _accuracy(fit: Fit, theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: Any, seed: int) -> Measure:
     train, test = theta_of(theta_train, "theta_train"), theta_of(theta_test, "theta_test")
     if train.shape[1] != test.shape[1]:
         raise ValueError(f"theta_test: expected {train.shape[1]} concepts as theta_train has; found {test.shape[1]}")
     labels, answers = labels_of(yhat_train, len(train), "yhat_train"), labels_of(yhat_test, len(test), "yhat_test")
     if (labels == labels[0]).all():
-        raise ValueError(
-            f"yhat_train has class {labels[0]} alone; expected at least two predicted classes to tell apart"
-        )
+        raise ValueError(f"yhat_train: expected at least two predicted classes; found class {labels[0]} alone")
     classify = fit(theta_train, labels, seed=seed)
-    return Measure.mean((classify(test) == answers).astype(np.float64))
+    return Measure.mean(classify(test) == answers)

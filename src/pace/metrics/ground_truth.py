@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pace.images import CUB, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
 from pace.images.color import PALETTE
-from pace.metrics.agreement import part_patches
 from pace.metrics.declare import Array
 from pace.progress import progress
 
@@ -54,7 +53,11 @@ def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int
             moved = prepare_points(torch.from_numpy(parts[:, :2]), image_size(images, number), preprocessing)
             points.append(np.concatenate([moved.numpy(), parts[:, 2:]], 1))
             advance()
-    return part_patches(np.stack(points), preprocessing.size, grid)
+    x, y, visible = np.moveaxis(np.stack(points).astype(np.float64), 2, 0)
+    row, column = np.floor(y * grid[0] / preprocessing.size[0]), np.floor(x * grid[1] / preprocessing.size[1])
+    inside = (visible > 0) & (row >= 0) & (row < grid[0]) & (column >= 0) & (column < grid[1])
+    found: Array = np.where(inside, row * grid[1] + column, -1).astype(np.int64)
+    return found
 
 
 def sample_images(images: ImageSet, rows: Array, preprocessing: PreprocessingLike) -> Tensor:

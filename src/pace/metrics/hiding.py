@@ -16,6 +16,8 @@ from pace.metrics.inputs import as_array, labels_of, patches_of, theta_of
 
 Predict = Callable[[Array, Array], Any]
 
+_STEPS = 10  # points of a curve after the first
+
 
 def patch_relevance(phi: Any, concept_relevance: Any, prefix_tokens: int = 0) -> Array:
     """Σ_k r_mk φ_mjk (M, patches): how much each patch belongs to the concepts that matter in its image.
@@ -23,133 +25,110 @@ def patch_relevance(phi: Any, concept_relevance: Any, prefix_tokens: int = 0) ->
     concept_relevance (M, K): θ, or each concept's evidence for the predicted class, such as ``theta * label_head[:, yhat].T``.
     """
     patches, relevance = patches_of(phi, prefix_tokens), theta_of(concept_relevance, "concept_relevance")
-    if relevance.shape != (patches.shape[0], patches.shape[2]):
-        raise ValueError(
-            f"concept_relevance: expected shape {(patches.shape[0], patches.shape[2])} to match phi; found {relevance.shape}"
-        )
+    expected = patches.shape[0], patches.shape[2]
+    if relevance.shape != expected:
+        raise ValueError(f"concept_relevance: expected shape {expected} to match phi; found {relevance.shape}")
     found: Array = np.einsum("mjk,mk->mj", patches, relevance)
     return found
 
 
 @metric(title="Deletion", better="lower", range=(0, 1))
-def deletion(
-    predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
-) -> Measure:
+def deletion(predict: Predict, relevance: Any, yhat: Any = None, *, batch_size: int = 64, seed: int = 0) -> Measure:
     """Mean probability of the predicted class while patches are removed, those of the leading concepts first.
 
     Area under the curve of p(ŷ_m) against the share of patches removed, most relevant first (Petsiuk et al., 2018).
     relevance (M, patches), as `patch_relevance` gives it; only its order within an image counts, with ties broken at
     random. ŷ defaults to the prediction for the whole image. Read it beside `insertion`: it is low for any fragile model.
     """
-    return _area_under_curve(predict, relevance, yhat, False, steps, batch_size, seed)
+    return _area_under_curve(predict, relevance, yhat, False, batch_size, seed)
 
 
 @metric(title="Insertion", better="higher", range=(0, 1))
-def insertion(
-    predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
-) -> Measure:
+def insertion(predict: Predict, relevance: Any, yhat: Any = None, *, batch_size: int = 64, seed: int = 0) -> Measure:
     """Mean probability of the predicted class while patches are added, those of the leading concepts first.
 
     As `deletion`, starting from an empty image and adding the most relevant patches first.
     """
-    return _area_under_curve(predict, relevance, yhat, True, steps, batch_size, seed)
+    return _area_under_curve(predict, relevance, yhat, True, batch_size, seed)
 
 
 @metric(title="Insertion minus deletion", better="higher", range=(-1, 1))
-def evidence_gap(
-    predict: Predict, relevance: Any, yhat: Any = None, *, steps: int = 10, batch_size: int = 64, seed: int = 0
-) -> Measure:
+def evidence_gap(predict: Predict, relevance: Any, yhat: Any = None, *, batch_size: int = 64, seed: int = 0) -> Measure:
     """How much more the prediction depends on the leading concepts' patches than on the rest; 0 for a random order.
 
-    `insertion` − `deletion`, image by image. A random order gets 0 on average, whatever the model.
+    `insertion` − `deletion`, image by image.
     """
-    options: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seed": seed}
-    added = insertion.measure(predict, relevance, yhat, **options)
-    removed = deletion.measure(predict, relevance, yhat, **options)
+    added = insertion.measure(predict, relevance, yhat, batch_size=batch_size, seed=seed)
+    removed = deletion.measure(predict, relevance, yhat, batch_size=batch_size, seed=seed)
     return Measure(added.images, lambda weights: added.values(weights) - removed.values(weights))
 
 
-def hide_tokens(forward: Callable[[Any], Any], tokens: Any, patches: int, fill: Any = None) -> Predict:
-    """Hide patches among the tokens of a layer.
+def hide_tokens(forward: Callable[[Any], Any], tokens: Any, patches: int) -> Predict:
+    """Hide patches among the tokens of a layer: the mean of all patch tokens replaces them.
 
     forward : tokens → predictions: ``lambda tokens: backbone.forward_from(tokens).softmax(-1)``
     tokens : tensor (M, T, d) as `Backbone.split` gives it; the last `patches` tokens are the patches
-    fill : (d,) replaces a hidden patch; by default the mean of all patch tokens
 
     At the last layer of a model that reads only CLS, no patch has any effect: split at an earlier one.
     """
     import torch
 
-    if tokens.ndim != 3 or not 0 < patches <= tokens.shape[1]:
-        raise ValueError(f"tokens: expected (images, at least {patches} tokens, d); found {tuple(tokens.shape)}")
-    if fill is None:
-        fill = tokens[:, -patches:].mean((0, 1))
+    mean = tokens[:, -patches:].mean((0, 1))
 
     def predict(images: Array, kept: Array) -> Any:
         chosen = tokens[torch.as_tensor(images, device=tokens.device)]
         mask = torch.as_tensor(kept, device=tokens.device)[:, :, None]
-        hidden = torch.where(mask, chosen[:, -patches:], fill)
+        hidden = torch.where(mask, chosen[:, -patches:], mean)
         with torch.no_grad():
             return forward(torch.cat([chosen[:, :-patches], hidden], 1))
 
     return predict
 
 
-def hide_patches(forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], fill: float = 0.0) -> Predict:
-    """Hide patches in the images themselves.
+def hide_patches(forward: Callable[[Any], Any], images: Any, grid: tuple[int, int]) -> Predict:
+    """Hide patches in the images themselves, under the mean colour.
 
     forward : normalised images → predictions: ``lambda images: backbone(images).predictions``
-    images : tensor (M, 3, H, W), normalised, so that a `fill` of 0 is the mean colour
+    images : tensor (M, 3, H, W), normalised, so that 0 is the mean colour
     grid : rows and columns of the patches
     """
     import torch
     import torch.nn.functional as F
-
-    if images.ndim != 4:
-        raise ValueError(f"images: expected (images, 3, height, width); found {tuple(images.shape)}")
 
     def predict(numbers: Array, kept: Array) -> Any:
         chosen = images[torch.as_tensor(numbers, device=images.device)]
         mask = torch.as_tensor(kept, device=images.device, dtype=chosen.dtype).reshape(len(chosen), 1, *grid)
         mask = F.interpolate(mask, chosen.shape[2:], mode="nearest-exact")
         with torch.no_grad():
-            return forward(chosen * mask + fill * (1 - mask))
+            return forward(chosen * mask)
 
     return predict
 
 
-def _area_under_curve(
-    predict: Predict, relevance: Any, yhat: Any, adding: bool, steps: int, batch_size: int, seed: int
-) -> Measure:
-    """Area under p(ŷ_m) with the shares 0, 1/steps, … 1 of the patches removed, or added."""
+def _area_under_curve(predict: Predict, relevance: Any, yhat: Any, adding: bool, batch_size: int, seed: int) -> Measure:
+    """Area under p(ŷ_m) with the shares 0, 1/10, … 1 of the patches removed, or added."""
     scores = theta_of(relevance, "relevance")
     images, patches = scores.shape
-    if steps < 1 or batch_size < 1:
-        raise ValueError(f"expected steps ≥ 1 and batch_size ≥ 1; found {steps} and {batch_size}")
     ties = np.random.default_rng(seed).random(scores.shape)
-    rank = np.empty(scores.shape, np.int64)  # 0 for the most relevant patch of an image
-    np.put_along_axis(rank, np.lexsort((ties, -scores), axis=1), np.arange(patches)[None], axis=1)
-    changed = np.rint(np.linspace(0, patches, steps + 1))
-    curve = np.empty((images, steps + 1))
+    rank = np.lexsort((ties, -scores), axis=1).argsort(1)  # 0 for the most relevant patch of an image
+    changed = np.rint(np.linspace(0, patches, _STEPS + 1))
+    curve = np.empty((images, _STEPS + 1))
     for start in range(0, images, batch_size):
         part = np.arange(start, min(start + batch_size, images))
         whole = _predictions(predict, part, np.ones((len(part), patches), bool))
         classes = whole.argmax(1) if yhat is None else labels_of(yhat, images)[part]
-        if classes.max() >= whole.shape[1] or classes.min() < 0:
-            raise ValueError(
-                f"yhat: expected classes 0 to {whole.shape[1] - 1} as predict returns; found {classes.max()}"
-            )
+        if classes.max() >= whole.shape[1]:
+            raise ValueError(f"yhat: expected one of the {whole.shape[1]} classes of predict; found {classes.max()}")
         for step, count in enumerate(changed):
-            among = rank[part] < count
-            shares = _predictions(predict, part, among if adding else ~among)
+            shares = _predictions(predict, part, (rank[part] < count) == adding)
             curve[part, step] = shares[np.arange(len(part)), classes]
     return Measure.mean(((curve[:, :-1] + curve[:, 1:]) / 2).mean(1))
 
 
 def _predictions(predict: Predict, images: Array, kept: Array) -> Array:
     found = as_array(predict(images, kept))
-    if found.ndim != 2 or len(found) != len(images) or not np.isfinite(found).all():
-        raise ValueError(f"predict: expected finite predictions ({len(images)}, classes); found shape {found.shape}")
-    if (found < -1e-6).any() or (np.abs(found.sum(1) - 1) > 0.02).any():
+    if found.ndim != 2 or len(found) != len(images):
+        raise ValueError(f"predict: expected predictions ({len(images)}, classes); found shape {found.shape}")
+    if not ((found >= -1e-6).all() and (np.abs(found.sum(1) - 1) <= 0.02).all()):
         raise ValueError("predict: expected probabilities that sum to 1; apply softmax to logits")
     return found

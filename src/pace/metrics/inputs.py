@@ -29,22 +29,16 @@ def theta_of(theta: Any, name: str = "theta") -> Array:
     return array
 
 
-def phi_of(phi: Any) -> Array:
-    """φ (M, J, K): finite, in its own precision."""
+def patches_of(phi: Any, prefix_tokens: int) -> Array:
+    """φ of the patches, without prefix tokens: finite, in its own precision."""
     array = as_array(phi)
     if array.ndim != 3 or 0 in array.shape or array.dtype.kind not in "fiub":
         raise ValueError(
             f"phi: expected numbers of shape (images, tokens, concepts); found {array.dtype} {array.shape}"
         )
-    for image, patches in enumerate(array):  # image by image: φ can be large
-        if not np.isfinite(patches).all():
+    for image, tokens in enumerate(array):  # image by image: φ can be large
+        if not np.isfinite(tokens).all():
             raise ValueError(f"phi of image {image} is NaN or infinite")
-    return array
-
-
-def patches_of(phi: Any, prefix_tokens: int) -> Array:
-    """φ of the patches, without prefix tokens."""
-    array = phi_of(phi)
     if not 0 <= prefix_tokens < array.shape[1]:
         raise ValueError(f"prefix_tokens: expected 0 to {array.shape[1] - 1}; found {prefix_tokens}")
     return array[:, prefix_tokens:]
@@ -53,20 +47,16 @@ def patches_of(phi: Any, prefix_tokens: int) -> Array:
 def labels_of(yhat: Any, images: int | None, name: str = "yhat") -> Array:
     """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the argmax counts; None for any M."""
     array = as_array(yhat)
-    images = len(array) if images is None and array.ndim else images
-    if array.ndim not in (1, 2) or len(array) != images or 0 in array.shape:
+    shaped = array.ndim in (1, 2) and 0 not in array.shape and images in (None, len(array))
+    if not shaped or array.dtype.kind not in "fiub":
         raise ValueError(
-            f"{name}: expected labels ({images},) or distributions ({images}, classes); found {array.shape}"
+            f"{name}: expected labels ({images},) or distributions ({images}, classes); found {array.dtype} {array.shape}"
         )
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"{name}: expected class numbers; found {array.dtype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if not np.isfinite(array).all():
         raise ValueError(f"{name} has NaN or infinite values")
-    if array.ndim == 2:
-        array = array.argmax(1)
-    if array.dtype.kind == "f" and (array != np.rint(array)).any():
+    if array.ndim == 1 and (array != np.rint(array)).any():
         raise ValueError(f"{name}: expected whole class numbers; found {array[array != np.rint(array)][0]}")
-    return array.astype(np.int64)
+    return (array.argmax(1) if array.ndim == 2 else array).astype(np.int64)
 
 
 def l1_normalised(theta: Array) -> Array:

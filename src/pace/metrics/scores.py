@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -46,27 +46,18 @@ class Score:
         return cls(**{**values, "range": ends})
 
 
-class Scores(Mapping[str, Score]):
+class Scores(dict[str, Score]):
     """Scores by name, in reading order, and `warnings` in plain words."""
 
     def __init__(self, scores: Iterable[Score], warnings: Iterable[str] = ()) -> None:
-        self._scores = {score.name: score for score in scores}
-        self.warnings: list[str] = list(warnings)
-
-    def __getitem__(self, name: str) -> Score:
-        return self._scores[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._scores)
-
-    def __len__(self) -> int:
-        return len(self._scores)
+        super().__init__({score.name: score for score in scores})
+        self.warnings = list(warnings)
 
     def __repr__(self) -> str:
         return "\n".join([*map(str, self.values()), *(f"warning: {warning}" for warning in self.warnings)])
 
     def as_dict(self) -> dict[str, Any]:
-        return {"scores": {name: score.as_dict() for name, score in self.items()}, "warnings": list(self.warnings)}
+        return {"scores": {name: score.as_dict() for name, score in self.items()}, "warnings": self.warnings}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scores:

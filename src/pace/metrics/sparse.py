@@ -1,4 +1,4 @@
-"""Sparsity: how few concepts the explanation of one image needs."""
+"""What an explanation looks like: sparsity within an image, parsimony over all images, and the levels it has."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pace.metrics.declare import Measure, metric
-from pace.metrics.inputs import l1_normalised, theta_of
-
-_NEAR_ZERO = 0.1  # the paper's ε, in units of 1/K
+from pace.metrics.declare import Array, Measure, metric
+from pace.metrics.inputs import as_array, entropy, l1_normalised, patches_of, theta_of
 
 
 @metric(title="Sparsity", better="higher", range=(0, 1))
@@ -21,17 +19,97 @@ def sparsity(theta: Any) -> Measure:
     collapse to one concept gets 1 − 1/K: read it beside `effective_concepts`.
     """
     shares = np.abs(l1_normalised(theta_of(theta)))
-    return Measure.mean((shares < _NEAR_ZERO / shares.shape[1]).mean(1))
+    return Measure.mean((shares < 0.1 / shares.shape[1]).mean(1))
 
 
 @metric(title="Hoyer sparsity", better="higher", range=(0, 1))
 def hoyer_sparsity(theta: Any) -> Measure:
     """0 when all concepts share an image evenly, 1 when one concept has it all; needs no threshold.
 
-    (√K − ‖θ‖₁/‖θ‖₂) / (√K − 1), mean over images. It has no threshold, and both ends are the same for every K.
+    (√K − ‖θ‖₁/‖θ‖₂) / (√K − 1), mean over images. Both ends are the same for every K.
     """
     shares = l1_normalised(theta_of(theta))
     root = math.sqrt(shares.shape[1])
-    if root == 1:
-        return Measure.mean(np.zeros(len(shares)))  # a single concept is evenly spread
-    return Measure.mean(((root - 1 / np.linalg.norm(shares, axis=1)) / (root - 1)).clip(0, 1))
+    # A single concept is evenly spread.
+    return Measure.mean(((root - 1 / np.linalg.norm(shares, axis=1)) / max(root - 1, 1e-9)).clip(0, 1))
+
+
+@metric(title="Levels", better="higher", range=(0, 3))
+def levels(explanation: Any, concepts: Any = None) -> Measure:
+    """How many of dataset, image and patch level the method really has, judging by what it returns.
+
+    Dataset: `concepts` (K, …), such as means in embedding space, describe each concept of θ, and they differ.
+    Image: `explanation.theta` differs between images.
+    Patch: `explanation.phi` gives the patches of at least half of the images more than one concept.
+    """
+    theta = theta_of(explanation.theta)
+    found = int((np.ptp(theta, axis=0) > 1e-6 * np.abs(theta).max()).any())
+    if concepts is not None:
+        rows = as_array(concepts).reshape(len(concepts), -1)
+        found += len(rows) == theta.shape[1] and bool(np.isfinite(rows).all()) and len(np.unique(rows, axis=0)) > 1
+    if getattr(explanation, "phi", None) is not None:
+        patches = patches_of(explanation.phi, getattr(explanation, "prefix_tokens", 0))
+        found += (_distinct(patches) > 1).mean() >= 0.5
+    return Measure.fixed(found)
+
+
+@metric(title="Concepts per image", better=None, range=(1, math.inf))
+def concepts_per_image(phi: Any, prefix_tokens: int = 0) -> Measure:
+    """Distinct concepts among the patches of an image; at 1 there is no patch level.
+
+    Number of concepts that are the largest φ_mj of some patch j, mean over images. Prefix tokens are not patches.
+    """
+    return Measure.mean(_distinct(patches_of(phi, prefix_tokens)))
+
+
+@metric(title="Patch variety", better="higher", range=(1, math.inf))
+def patch_variety(phi: Any, prefix_tokens: int = 0) -> Measure:
+    """Effective number of different concepts among the patches of an image; 1 when all patches have the same.
+
+    exp of H(φ̄_m) − mean_j H(φ_mj), the information a patch's place gives about its concept; mean over images.
+    Neither one concept for all patches nor all concepts for every patch counts as variety. |φ| is normalised per patch.
+    """
+    patches = patches_of(phi, prefix_tokens)
+    found = np.empty(len(patches))
+    for image, tokens in enumerate(patches):  # image by image: φ can be large
+        shares = np.abs(l1_normalised(tokens.astype(np.float64)))
+        found[image] = np.exp(max(entropy(shares.mean(0)) - entropy(shares).mean(), 0.0))
+    return Measure.mean(found)
+
+
+@metric(title="Weight of CLS", better="lower", range=(0, 1))
+def cls_weight(attention: Any, prefix_tokens: int = 1) -> Measure:
+    """Share of an image's weight on CLS rather than on its patches; near 1 the patches hardly count.
+
+    Attention on the prefix tokens ÷ attention on all tokens, mean over images.
+    In PACE a token contributes to θ in proportion to its attention. For other methods pass each token's weight in θ.
+    """
+    weights = theta_of(attention, "attention")
+    if (weights < 0).any() or (weights.sum(1) <= 0).any():
+        raise ValueError("attention: expected weights that are not negative, and not all 0 in any image")
+    return Measure.mean(weights[:, :prefix_tokens].sum(1) / weights.sum(1))
+
+
+@metric(title="Concepts", better="lower", range=(1, math.inf))
+def n_concepts(theta: Any) -> Measure:
+    """Parsimony as the paper counts it: the number K of concepts the method has, used or not."""
+    return Measure.fixed(theta_of(theta).shape[1])
+
+
+@metric(title="Effective concepts", better=None, range=(1, math.inf))
+def effective_concepts(theta: Any) -> Measure:
+    """How many concepts all images share in effect; 1 or 2 of many means the explanation has collapsed.
+
+    exp of the entropy of the mean |θ| over images, each L1-normalised: K when all are used alike, 1 for a single one.
+    Fewer is more parsimonious, until images can no longer be told apart.
+    """
+    shares = np.abs(l1_normalised(theta_of(theta)))
+
+    return Measure(
+        len(shares), lambda weights: np.exp(entropy(weights @ shares / weights.sum(1, keepdims=True))), shares.shape[1]
+    )
+
+
+def _distinct(patches: Array) -> Array:
+    """Distinct leading concepts in every image (M,)."""
+    return np.array([len(np.unique(leading)) for leading in patches.argmax(2)])

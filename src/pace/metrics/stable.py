@@ -6,6 +6,7 @@ All distances are relative and Euclidean, ‖θ_m − θ_n‖ / ‖θ_m‖, betw
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def stability(theta: Any, theta_perturbed: Any) -> Measure:
     Mean of ‖θ_m − θ'_m‖ / ‖θ_m‖ over images, as in the paper, on L1-normalised θ.
     A constant θ gets a perfect 0: read it beside `stability_ratio`.
     """
-    return Measure.mean(_movement(*_pairs(theta, theta_perturbed)))
+    return Measure.mean(_movement(theta, theta_perturbed))
 
 
 @metric(title="Stability when the prediction holds", better="lower", range=(0, math.inf))
@@ -33,9 +34,9 @@ def stability_when_prediction_holds(theta: Any, theta_perturbed: Any, yhat: Any,
 
     On other images a faithful explanation has to move. NaN if the prediction survives on no image.
     """
-    original, perturbed = _pairs(theta, theta_perturbed)
-    holds = _prediction_holds(yhat, yhat_perturbed, len(original))
-    return Measure.mean(np.where(holds, _movement(original, perturbed), np.nan))
+    moved = _movement(theta, theta_perturbed)
+    holds = labels_of(yhat, len(moved)) == labels_of(yhat_perturbed, len(moved), "yhat_perturbed")
+    return Measure.mean(np.where(holds, moved, np.nan))
 
 
 @metric(title="Prediction survival", better=None, range=(0, 1))
@@ -44,7 +45,8 @@ def prediction_survival(yhat: Any, yhat_perturbed: Any) -> Measure:
 
     No explanation should be steadier than the prediction it explains.
     """
-    return Measure.mean(_prediction_holds(yhat, yhat_perturbed, len(yhat)).astype(np.float64))
+    classes = labels_of(yhat, None)
+    return Measure.mean(classes == labels_of(yhat_perturbed, len(classes), "yhat_perturbed"))
 
 
 @metric(title="Distance between images", better=None, range=(0, math.inf))
@@ -64,11 +66,8 @@ def stability_ratio(theta: Any, theta_perturbed: Any) -> Measure:
 
     `stability` ÷ `between_images`. Where images do not differ at all it is 1, however small the movement.
     """
-    rows, perturbed = _pairs(theta, theta_perturbed)
-    moved = Measure.mean(_movement(rows, perturbed))
-    return Measure(
-        len(rows), lambda weights: (moved.values(weights) + _SAME) / (_distance_between(rows, weights) + _SAME)
-    )
+    moved, apart = stability.measure(theta, theta_perturbed), between_images.measure(theta)
+    return Measure(moved.images, lambda weights: (moved.values(weights) + _SAME) / (apart.values(weights) + _SAME))
 
 
 @metric(title="Re-identification", better="higher", range=(0, 1))
@@ -82,14 +81,10 @@ def reidentification(theta: Any, theta_perturbed: Any) -> Measure:
     original, perturbed = _pairs(theta, theta_perturbed)
     if len(original) == 1:
         return Measure.fixed(math.nan)
-    centre = original.mean(0)  # distances stay the same, with less cancellation
-    original, perturbed = original - centre, perturbed - centre
     found = np.empty(len(original))
-    for start in range(0, len(original), _BLOCK):
-        distances = _distances(perturbed[start : start + _BLOCK], original)
+    for part, distances in _distances(perturbed, original):
         nearest = distances <= distances.min(1, keepdims=True) + _SAME
-        own = nearest[np.arange(len(nearest)), start + np.arange(len(nearest))]
-        found[start : start + _BLOCK] = own / nearest.sum(1)
+        found[part] = nearest.diagonal(part.start) / nearest.sum(1)
     return Measure.mean(found)
 
 
@@ -101,32 +96,28 @@ def _pairs(theta: Any, theta_perturbed: Any) -> tuple[Array, Array]:
     return l1_normalised(original), l1_normalised(perturbed)
 
 
-def _movement(original: Array, perturbed: Array) -> Array:
+def _movement(theta: Any, theta_perturbed: Any) -> Array:
+    original, perturbed = _pairs(theta, theta_perturbed)
     found: Array = np.linalg.norm(original - perturbed, axis=1) / np.linalg.norm(original, axis=1)
-    return found
-
-
-def _prediction_holds(yhat: Any, yhat_perturbed: Any, images: int) -> Array:
-    found: Array = labels_of(yhat, images) == labels_of(yhat_perturbed, images, "yhat_perturbed")
     return found
 
 
 def _distance_between(rows: Array, weights: Array) -> Array:
     """Weighted mean distance (B,) over pairs of different images; an image drawn twice is not such a pair."""
-    lengths = np.linalg.norm(rows, axis=1)
-    centred = rows - rows.mean(0)
-    total = np.zeros(len(weights))
-    for start in range(0, len(rows), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        relative = _distances(centred[part], centred) / lengths[part, None]
-        np.fill_diagonal(relative[:, start:], 0)  # exactly 0, in spite of rounding
-        total += ((weights[:, part] @ relative) * weights).sum(1)
+    lengths, total = np.linalg.norm(rows, axis=1), np.zeros(len(weights))
+    for part, distances in _distances(rows, rows):
+        np.fill_diagonal(distances[:, part.start :], 0)  # exactly 0, in spite of rounding
+        total += ((weights[:, part] @ (distances / lengths[part, None])) * weights).sum(1)
     pairs = weights.sum(1) ** 2 - (weights**2).sum(1)
     found: Array = np.divide(total, pairs, out=np.full(len(weights), np.nan), where=pairs > 0)
     return found
 
 
-def _distances(some: Array, others: Array) -> Array:
-    squared = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * some @ others.T
-    found: Array = np.sqrt(squared.clip(0))
-    return found
+def _distances(some: Array, others: Array) -> Iterator[tuple[slice, Array]]:
+    """Distances of some rows to all others, a block of rows at a time."""
+    centre = others.mean(0)  # distances stay the same, with less cancellation
+    some, others = some - centre, others - centre
+    for start in range(0, len(some), _BLOCK):
+        rows = some[start : start + _BLOCK]
+        squared = (rows**2).sum(1)[:, None] + (others**2).sum(1) - 2 * rows @ others.T
+        yield slice(start, start + len(rows)), np.sqrt(squared.clip(0))

@@ -180,8 +180,7 @@ def evidence(
     n_images, n_tokens, dim = embeddings.shape
     x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset, room)
     if settings.updates == "exact":
-        measure = concepts.gaussians.contrasts if relative else concepts.gaussians.near_distances
-        distances = measure(x, furthest_plausible(concepts.alpha, n_tokens))
+        distances = concepts.gaussians.mahalanobis(x, furthest_plausible(concepts.alpha, n_tokens), relative)
     else:  # tempered, so the nearest concept need not be the likeliest
         distances = concepts.gaussians.mahalanobis(x)
     distances = distances.view(n_images, n_tokens, len(concepts))

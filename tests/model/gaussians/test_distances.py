@@ -6,7 +6,7 @@ Without a GPU Triton's interpreter runs the kernels, which is slow: sizes are sm
 import pytest
 import torch
 
-from pace.model.gaussians import FullGaussians, Prior, dense, plain
+from pace.model.gaussians import FullGaussians, Prior, dense
 from pace.model.gaussians.family import by_concept
 
 N, D, K = 200, 150, 4
@@ -33,7 +33,7 @@ def patches():
 def case(request, patches):
     """Means and factors, patches, weights and float64 distances, on the device on which the module under test works."""
     if request.param == "torch":
-        module, device = plain, torch.device("cpu")
+        module, device = dense, torch.device("cpu")
     else:
         module = request.getfixturevalue("kernels")
         device = torch.zeros(1).device
@@ -77,17 +77,16 @@ def test_the_scatter_is_that_of_float64(case):
 def test_the_screen_is_exact_for_concepts_within_reach_and_rough_elsewhere(case, monkeypatch):
     gaussians, x, _, exact = case
     monkeypatch.setattr(gaussians._distances, "screened_from", 1)
-    monkeypatch.setattr(gaussians._distances, "quick_when_rough", True)
     monkeypatch.setattr(dense, "_SCREEN_DIM", 1)
     monkeypatch.setattr(dense, "_SCREEN_SHARE", 0.5)
-    found = gaussians.near_distances(x, 20.0)
+    found = gaussians.mahalanobis(x, 20.0)
     log_density = -(exact + gaussians.log_det) / 2
     near = log_density >= log_density.amax(1, keepdim=True) - 20.0
     torch.testing.assert_close(found.double()[near], exact[near], rtol=1e-5, atol=1e-2)
     assert not torch.allclose(found.double()[~near], exact[~near], rtol=1e-6)
     torch.testing.assert_close(found.double(), exact, rtol=0.03, atol=0)
     monkeypatch.setattr(dense, "_SCREEN_SHARE", 0.1)  # one entry in four is near: nothing is screened
-    assert torch.equal(gaussians.near_distances(x, 20.0), gaussians.mahalanobis(x))
+    assert torch.equal(gaussians.mahalanobis(x, 20.0), gaussians.mahalanobis(x))
 
 
 def test_patches_for_which_16_bits_are_too_few_get_precise_distances():
@@ -120,7 +119,7 @@ def test_products_of_pairs_give_distances_unless_patches_lie_too_far_from_the_ce
     means, owner = spread * torch.randn(k, d, dtype=torch.float64), torch.randint(k, (n,))
     x = means[owner] + (shapes[owner] @ torch.randn(n, d, 1, dtype=torch.float64)).squeeze(2)
     factors = torch.linalg.inv(torch.linalg.cholesky(shapes @ shapes.mT)).mT.contiguous()
-    found, exact = plain.Distances(means.float(), factors.float()), plain.Distances(means, factors).precise(x)
+    found, exact = dense.Distances(means.float(), factors.float()), dense.Distances(means, factors).precise(x)
     assert (found._from_pairs(x.float()) is not None) == quick
     nearest = exact.min(1)
     near = found.precise(x.float()).double()[range(n), nearest.indices]
@@ -128,7 +127,7 @@ def test_products_of_pairs_give_distances_unless_patches_lie_too_far_from_the_ce
 
 
 def test_only_float32_on_a_gpu_goes_to_the_kernels():
-    assert not dense._has_kernels(torch.zeros(10, 768, device="cpu"))
+    assert dense._kernels(torch.zeros(10, 768, device="cpu")) is None
 
 
 def test_where_triton_cannot_compile_it_warns_once_and_torch_does_the_work(kernels, monkeypatch):

@@ -17,13 +17,4 @@ FAMILIES: dict[str, type[Gaussians]] = {
     family.name: family for family in (FullGaussians, DiagGaussians, TiedGaussians, LowRankGaussians)
 }
 
-__all__ = [
-    "FAMILIES",
-    "DiagGaussians",
-    "FullGaussians",
-    "Gaussians",
-    "LowRankGaussians",
-    "Prior",
-    "Sums",
-    "TiedGaussians",
-]
+__all__ = ["FAMILIES", "DiagGaussians", "FullGaussians", "Gaussians", "Prior", "Sums", "TiedGaussians"]

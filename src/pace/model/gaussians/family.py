@@ -1,7 +1,8 @@
-"""What every covariance family can do, and the pieces they share."""
+"""What every covariance family can do, and what they share: sums over few rows, and triangular factors."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ NOT_POSITIVE = (
 )
 
 _SPARSE, _WIDE = 8, 64  # a product is quicker over nonzero entries only, if one in 8 is and there are 64 columns
+_RIDGES = (1e-7, 1e-6, 1e-5, 1e-4)  # shares of the mean variance
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class Prior:
 
 
 class Gaussians(ABC):
-    """K Gaussians with means (K, d); every family below is one way to hold their covariances."""
+    """K Gaussians with means (K, d); every family is one way to hold their covariances."""
 
     name: str
+    parts: tuple[str, ...]  # attributes that are the constructor's arguments: means, covariances, …
     means: Tensor
     log_det: Tensor  # log |Σ_k| (K,)
 
@@ -42,30 +45,29 @@ class Gaussians(ABC):
         """All concepts start from one covariance (d, d)."""
 
     def features(self, embeddings: Tensor, offset: Tensor, room: Tensor | None = None) -> Tensor:
-        """What `mahalanobis` and `accumulate` read: the patches x = e - offset, and their squares where needed.
+        """The patches x = e - offset, which `mahalanobis` and `accumulate` read.
 
         `room` is the result of an earlier call that is no longer needed: fresh memory costs more than the arithmetic.
         """
-        return torch.sub(embeddings, offset, out=room_for(room, embeddings, embeddings.shape[1]))
+        out = None if room is None or len(room) < len(embeddings) else room[: len(embeddings)]
+        return torch.sub(embeddings, offset, out=out)
 
     @abstractmethod
-    def mahalanobis(self, x: Tensor) -> Tensor:
-        """(x_i - μ_k)ᵀ Σ_k⁻¹ (x_i - μ_k) as (n, K), from features."""
+    def mahalanobis(self, x: Tensor, within: float = math.inf, relative: bool = False) -> Tensor:
+        """(x_i - μ_k)ᵀ Σ_k⁻¹ (x_i - μ_k) as (n, K).
 
-    def near_distances(self, x: Tensor, within: float) -> Tensor:
-        """`mahalanobis`, but only roughly for a concept under which log N is more than `within` below the patch's best."""
-        return self.mahalanobis(x)
+        Where that saves work, it may be rough for concepts under which log N is more than `within` below the patch's best;
+        and if it is to be `relative`, a constant for each patch may be left out.
+        """
 
-    def contrasts(self, x: Tensor, within: float) -> Tensor:
-        """`near_distances` up to a constant for each patch, where leaving that out saves work."""
-        return self.near_distances(x, within)
-
-    @abstractmethod
     def empty_sums(self) -> Sums:
-        """Zeros for `accumulate`; always with `weight` Σ_i r_ik (K,) and `first` Σ_i r_ik x_i (K, d)."""
+        """Zeros for `accumulate`, float64: Σ_i r_ik, Σ_i r_ik x_i, and second moments in the form of the covariances."""
+        k, d = self.means.shape
+        shapes = {"weight": (k,), "first": (k, d), "second": getattr(self, self.parts[1]).shape}
+        return {name: self.means.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
     def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
-        """Add these patches, given as features, to the sums; overwrites both x and r.
+        """Add these patches to the sums; overwrites both x and r.
 
         Most responsibilities are zero to machine precision. These are left out of all sums alike.
         """
@@ -86,9 +88,9 @@ class Gaussians(ABC):
     def covariances(self) -> Tensor:
         """Σ, float64: (K, d, d); (d, d) when tied; the variances (K, d) when diagonal."""
 
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Everything `from_tensors` needs: the constructor's arguments by name."""
+        """Everything `from_tensors` needs."""
+        return {name: getattr(self, name) for name in self.parts}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Gaussians:
@@ -102,12 +104,6 @@ class Gaussians(ABC):
         """eq. update_mu: μ_k = Σ_i r_ik x_i / Σ_i r_ik, float64."""
         weight = sums["weight"][:, None]
         return torch.where(weight > 0, sums["first"] / weight.clamp_min(1e-300), self.means.double())
-
-    def _zeros(self, **shapes: tuple[int, ...]) -> Sums:
-        """`weight` (K,), `first` (K, d) and these, float64."""
-        k, d = self.means.shape
-        shapes = {"weight": (k,), "first": (k, d), **shapes}
-        return {name: self.means.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def slices(total: int, size: int) -> Iterator[slice]:
@@ -135,7 +131,49 @@ def weighted_sums(r: Tensor, columns: int) -> Callable[[Tensor], Tensor]:
     return lambda x: r.T @ x
 
 
-def room_for(room: Tensor | None, like: Tensor, columns: int) -> Tensor:
-    if room is None or len(room) < len(like):
-        return like.new_empty(len(like), columns)
-    return room[: len(like)]
+def precision_cholesky(covariance: Tensor) -> Tensor:
+    """P, upper triangular with P Pᵀ = Σ⁻¹, of one covariance or several, float64; reads the lower half of Σ.
+
+    Sums of float32 products can leave a direction that is much narrower than the others with a negative variance. The
+    smallest ridge that makes such a Σ positive definite is added.
+    """
+    lower, failed = torch.linalg.cholesky_ex(covariance)
+    ridge = torch.zeros_like(failed, dtype=covariance.dtype)
+    for share in _RIDGES if bool(failed.any()) else ():
+        variances = covariance.diagonal(dim1=-2, dim2=-1)
+        ridge = torch.where(failed > 0, share * variances.mean(-1), ridge)
+        lower, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(ridge[..., None].expand_as(variances)))
+    if bool(failed.any()) or not bool(torch.isfinite(lower[..., -1, :]).all()):
+        raise ValueError(NOT_POSITIVE)
+    return inverse_of_lower(lower).mT.contiguous()
+
+
+def inverse_of_lower(lower: Tensor) -> Tensor:
+    """L⁻¹ by halves, which skips the zeros above the diagonal."""
+    n = lower.shape[-1]
+    half = n // 2
+    if n <= 128:
+        identity = torch.eye(n, dtype=lower.dtype, device=lower.device)
+        inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
+        return inverse
+    first, second = inverse_of_lower(lower[..., :half, :half]), inverse_of_lower(lower[..., half:, half:])
+    whole = torch.zeros_like(lower)
+    whole[..., :half, :half], whole[..., half:, half:] = first, second
+    whole[..., half:, :half] = -second @ (lower[..., half:, :half] @ first)
+    return whole
+
+
+def covariance_of(precision_cholesky: Tensor) -> Tensor:
+    """Σ = (P Pᵀ)⁻¹ = P⁻ᵀ P⁻¹."""
+    inverse = inverse_of_lower(precision_cholesky.double().mT)
+    return inverse @ inverse.mT
+
+
+def common_factor(factors: Tensor) -> tuple[Tensor, Tensor]:
+    """P̄, the mean of all P_k, and its inverse, float64.
+
+    x P_k = (x P̄)(P̄⁻¹ P_k): x P̄ has much the same spread in every direction, and the mean of the right factors, which are
+    triangular as well, is the identity. Few digits are then enough, even if x has wide and narrow directions.
+    """
+    common = factors.mean(0, dtype=torch.float64)
+    return common, inverse_of_lower(common.mT).mT

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from functools import cache
 from math import gcd
-from typing import NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -21,8 +20,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pace.model.gaussians.family import by_concept, slices
-from pace.model.gaussians.triangular import common_factor
+from pace.model.gaussians.family import by_concept, common_factor, slices
 from pace.model.triton_support import on_its_gpu, succeeds
 
 TILE = 128  # columns in a tile; matrices are padded with zeros to whole tiles
@@ -38,6 +36,9 @@ SCATTER = (1 << 20, 4096, 64, 8, 4)
 _PREPARED = 32  # rows of a block in which they are prepared
 
 
+Halves = tuple[Tensor, Tensor]  # high and low: two of float16 that add up to a matrix, or to several
+
+
 @cache
 def usable(device: torch.device) -> bool:
     """Whether Triton can compile for this GPU, which also takes a C compiler; warns if it cannot."""
@@ -50,39 +51,29 @@ def usable(device: torch.device) -> bool:
     return succeeds(work, f"full covariances are slower on {device} than they could be")
 
 
-class Halves(NamedTuple):
-    """A matrix, or several, as two of float16 that add up to it."""
-
-    high: Tensor
-    low: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> Halves:
-        """Pads the last dimension to whole tiles. What float16 cannot hold is cut off at its largest number."""
-        values = pad(values.clamp(-LARGEST, LARGEST), (0, -values.shape[-1] % TILE))
-        high = values.half()
-        return cls(high, (values - high).half())
+def _halves(values: Tensor) -> Halves:
+    """Pads the last dimension to whole tiles. What float16 cannot hold is cut off at its largest number."""
+    values = pad(values.clamp(-LARGEST, LARGEST), (0, -values.shape[-1] % TILE))
+    high = values.half()
+    return high, (values - high).half()
 
 
 class Distances:
-    """‖x P_k - s_k‖² of patches x, with s_k = μ_kᵀ P_k; `rough` uses `high` alone. The same methods as in plain.py."""
+    """‖x P_k - s_k‖² of patches x, with s_k = μ_kᵀ P_k. The same methods as in dense.py; `rough` uses `high` alone."""
 
-    rows_at_once = 1 << 16
     screened_from = 4096  # patches, from which `rough` pays
-    quick_when_rough = True
 
     def __init__(self, means: Tensor, factors: Tensor):
-        d = means.shape[1]
-        self._means = means
-        self._shift = pad(torch.bmm(means[:, None], factors).squeeze(1), (0, -d % TILE))
+        below = -means.shape[1] % TILE
+        self._means = means.contiguous()
+        self._shift = pad(torch.bmm(means[:, None], factors).squeeze(1), (0, below))
         common, inverse = common_factor(factors)
         self._common = common.to(means.dtype)
-        relative = [pad(inverse @ factors[some].double(), (0, 0, 0, -d % TILE)) for some in slices(len(means), 100)]
-        self._factors = Halves(*(torch.cat(half) for half in zip(*map(Halves.of, relative), strict=True)))
+        relative = [_halves(pad(inverse @ some.double(), (0, 0, 0, below))) for some in torch.split(factors, 100)]
+        self._factors = [torch.cat(half) for half in zip(*relative, strict=True)]
 
     def read(self, x: Tensor) -> Halves:
-        """Patches as the other methods take them."""
-        return Halves.of(x @ self._common)
+        return _halves(x @ self._common)
 
     def precise(self, x: Halves) -> Tensor:
         return self._all(x, precise=True)
@@ -91,71 +82,64 @@ class Distances:
         return self._all(x, precise=False)
 
     def _all(self, x: Halves, precise: bool) -> Tensor:
-        n, k = len(x.high), len(self._means)
+        n, k = len(x[0]), len(self._means)
         out = torch.empty(n, k, device=self._means.device)
         tiles = triton.cdiv(n, DISTANCES[precise][0])
         band = min(_BAND, tiles)
-        self._launch(triton.cdiv(tiles, band) * band * k, x, out, None, band, precise)
+        self._launch(triton.cdiv(tiles, band) * band * k, x, out, precise, band)
         return out
 
     def precise_at(self, x: Halves, rows: Tensor, counts: Tensor) -> Tensor:
-        """Of the first counts[0] `rows` under concept 0, the next counts[1] under concept 1, …"""
         out = torch.empty(len(rows), device=self._means.device)
         tiles = _tiles(counts, len(rows), DISTANCES[True][0])
-        self._launch(len(tiles[0]), x, out, (rows, *tiles), 1, True)
+        self._launch(len(tiles[0]), x, out, True, 1, (rows, *tiles))
         return out
 
-    def scatter(self, x: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """Add Σ_i r_ik (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d); returns Σ_i r_ik (x_i - μ_k), float64."""
-        rows, concepts, counts = by_concept(r != 0)
-        add_scatter(x, self._means, rows, concepts, counts, r[rows, concepts], out)
-        return torch.mm(r.T, x).double() - r.sum(0, dtype=torch.float64)[:, None] * self._means.double()
-
     def _launch(
-        self, grid: int, x: Halves, out: Tensor, listed: tuple[Tensor, ...] | None, band: int, precise: bool
+        self, grid: int, x: Halves, out: Tensor, precise: bool, band: int, listed: tuple[Tensor, ...] = ()
     ) -> None:
         height, width, depth, warps, stages = DISTANCES[precise]
-        wide = x.high.shape[1]
+        n, wide = x[0].shape
         width = gcd(width, wide)
-        stages = _fitting(stages, (height + width) * depth * (2 if precise else 1), x.high)
-        with on_its_gpu(x.high):
+        stages = _fitting(stages, (height + width) * depth * (2 if precise else 1), out)
+        with on_its_gpu(out):
             _distances_kernel[(grid,)](
-                *x, *self._factors, self._shift, out, *(listed or (out,) * 4), len(x.high), len(self._means), band,
-                WIDE=wide, PRECISE=precise, LISTED=listed is not None, HEIGHT=height, WIDTH=width, DEPTH=depth,
+                *x, *self._factors, self._shift, out, *(listed or (out,) * 4), n, len(self._means), band,
+                WIDE=wide, PRECISE=precise, LISTED=bool(listed), HEIGHT=height, WIDTH=width, DEPTH=depth,
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
 
+    def scatter(self, x: Tensor, r: Tensor, out: Tensor) -> Tensor:
+        rows, concepts, counts = by_concept(r != 0)
+        if len(rows):
+            out.add_(self._scatter(x.contiguous(), rows, concepts, counts, r[rows, concepts].sqrt()))
+        return torch.mm(r.T, x).double() - r.sum(0, dtype=torch.float64)[:, None] * self._means.double()
 
-def add_scatter(
-    x: Tensor, means: Tensor, rows: Tensor, concepts: Tensor, counts: Tensor, weights: Tensor, out: Tensor
-) -> None:
-    """Add Σ_i w_i (x_i - μ_k)(x_i - μ_k)ᵀ to out (K, d, d), float64; rows as in `precise_at`, `concepts` the k of each."""
-    if not len(rows):
-        return
-    at_once, run, depth, warps, stages = SCATTER
-    x, means, (n, d) = x.contiguous(), means.contiguous(), x.shape
-    wide = d + -d % TILE
-    # No entry is then above √n + 256 times the root of a weight, which float16 holds.
-    scale = torch.maximum(torch.linalg.vector_norm(x, dim=0) / n**0.5, means.abs().amax(0) / 256).clamp_min_(1e-30)
-    scale = pad(scale, (0, wide - d), value=1.0)
-    room = torch.empty(min(at_once, len(rows)), wide, dtype=torch.float16, device=x.device)
-    part = torch.empty(len(means), wide, wide, device=x.device)
-    stages = _fitting(stages, 2 * TILE * depth, x)
-    left, right = torch.triu_indices(wide // TILE, wide // TILE, device=x.device).to(torch.int32)
-    stops, roots = counts.cumsum(0), weights.sqrt()
-    for some in slices(len(rows), at_once):
-        size = some.stop - some.start
-        first, last = ((place - some.start).clamp_(0, size) for place in (stops - counts, stops))
-        with on_its_gpu(x):
-            _prepare_kernel[(triton.cdiv(size, _PREPARED), wide // TILE)](
-                x, means, scale, roots[some], rows[some], concepts[some], room, size, d,
-                WIDE=wide, ROWS=_PREPARED, TILE=TILE,
-            )  # fmt: skip
-            _scatter_kernel[(len(left), len(counts))](
-                room, scale, left, right, first, last, part,
-                FRESH=some.start == 0, WIDE=wide, RUN=run, TILE=TILE, DEPTH=depth, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
-    out.add_(part[:, :d, :d])
+    def _scatter(self, x: Tensor, rows: Tensor, concepts: Tensor, counts: Tensor, roots: Tensor) -> Tensor:
+        at_once, run, depth, warps, stages = SCATTER
+        means, (n, d) = self._means, x.shape
+        wide = d + -d % TILE
+        # No entry is then above √n + 256 times the root of a weight, which float16 holds.
+        scale = torch.maximum(torch.linalg.vector_norm(x, dim=0) / n**0.5, means.abs().amax(0) / 256).clamp_min_(1e-30)
+        scale = pad(scale, (0, wide - d), value=1.0)
+        room = torch.empty(min(at_once, len(rows)), wide, dtype=torch.float16, device=x.device)
+        out = torch.empty(len(means), wide, wide, device=x.device)
+        stages = _fitting(stages, 2 * TILE * depth, x)
+        left, right = torch.triu_indices(wide // TILE, wide // TILE, device=x.device).to(torch.int32)
+        stops = counts.cumsum(0)
+        for some in slices(len(rows), at_once):
+            size = some.stop - some.start
+            first, last = ((place - some.start).clamp_(0, size) for place in (stops - counts, stops))
+            with on_its_gpu(x):
+                _prepare_kernel[(triton.cdiv(size, _PREPARED), wide // TILE)](
+                    x, means, scale, roots[some], rows[some], concepts[some], room, size, d,
+                    WIDE=wide, ROWS=_PREPARED, TILE=TILE,
+                )  # fmt: skip
+                _scatter_kernel[(len(left), len(counts))](
+                    room, scale, left, right, first, last, out, FRESH=some.start == 0,
+                    WIDE=wide, RUN=run, TILE=TILE, DEPTH=depth, num_warps=warps, num_stages=stages,
+                )  # fmt: skip
+        return out[:, :d, :d]
 
 
 def _fitting(stages: int, numbers: int, tensor: Tensor) -> int:

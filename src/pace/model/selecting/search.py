@@ -266,7 +266,7 @@ class Search:
         for _, batch in observations.batches(size, settings.device, settings.dtype):
             weights = Weights.of(batch.attention, "exact")
             x = gaussians.features(batch.embeddings.flatten(0, 1), self._sample.offset)
-            distances = gaussians.contrasts(x, math.inf).view(-1, tokens, k)
+            distances = gaussians.mahalanobis(x, relative=True).view(-1, tokens, k)
             likelihood = weights.log_likelihood(distances, gaussians.log_det, dim)
             start = uniform_start(len(likelihood), k, tokens, "exact", likelihood.device)
             settled = infer(
