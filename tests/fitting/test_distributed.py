@@ -9,6 +9,7 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
+import torch
 from fits import KINDS, LEARNED, fit, same_bits
 from torch.distributed import HashStore
 
@@ -40,7 +41,7 @@ def test_two_and_three_processes_learn_what_one_learns(kind, folder):
         for other in others:
             same_bits(other, found)
         if kind == "number found":
-            assert all(model.selection_.moves == alone.selection_.moves for model in (found, *others))
+            assert all(torch.equal(model.selection_.bounds, alone.selection_.bounds) for model in (found, *others))
 
 
 @pytest.mark.parametrize(("how", "kind"), [*(("stopped", kind) for kind in forked.STOPPED), ("killed", "refining")])
