@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from pace.model.selecting import halving
-from pace.model.selecting.grouping import Grouping
+from pace.model.selecting.grouping import Grouping, halves
 
 
 def test_sums_are_those_of_each_group_and_nothing_where_a_group_is_empty():
@@ -31,7 +30,7 @@ def clouds(sizes, dim=6, seed=0):
 
 def test_two_clouds_are_told_apart_whatever_their_sizes():
     x, weights, concept, cloud = clouds([(30, 30), (100, 3), (5, 40), (2, 2)])
-    for side in halving.halves(x, weights.float(), Grouping(concept, 4)):
+    for side in halves(x, weights.float(), Grouping(concept, 4)):
         for k in range(4):
             found, true = side[concept == k], cloud[concept == k].bool()
             assert torch.equal(found, true) or torch.equal(found, ~true)
@@ -40,15 +39,15 @@ def test_two_clouds_are_told_apart_whatever_their_sizes():
 def test_concepts_are_cut_alike_alone_and_together():
     x, weights, concept, _ = clouds([(9, 20), (50, 8), (12, 12), (40, 1), (7, 7)], seed=1)
     x = x + 15 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))  # hardly clouds any more
-    together = halving.halves(x, weights.float(), Grouping(concept, 5))
+    together = halves(x, weights.float(), Grouping(concept, 5))
     for k in range(5):
         rows = concept == k
-        alone = halving.halves(x[rows], weights[rows].float(), Grouping(torch.zeros_like(concept[rows]), 1))
+        alone = halves(x[rows], weights[rows].float(), Grouping(torch.zeros_like(concept[rows]), 1))
         for one, other in zip(together, alone, strict=True):
             assert torch.equal(one[rows], other)
 
 
 def test_patches_that_are_all_alike_stay_on_one_side():
     same = torch.ones(8, 3)
-    for side in halving.halves(same, torch.ones(8), Grouping(torch.arange(8) // 4, 2)):
+    for side in halves(same, torch.ones(8), Grouping(torch.arange(8) // 4, 2)):
         assert len(side[:4].unique()) == len(side[4:].unique()) == 1

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pace import Observations
-from pace.model.selecting.sampling import Sample
+from pace.model.selecting.sketching import Sample
 from pace.model.settings import Settings
 
 IMAGES, TOKENS, DIM = 300, 20, 8

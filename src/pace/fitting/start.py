@@ -84,7 +84,7 @@ def _select(model: PACE, observations: Observations, settings: Settings, say: Sa
         settings,
         most=model.max_concepts,
         seed=model.seed,
-        report=lambda move: say(f"how many concepts: {move.number}, bound {move.bound:,.0f}"),
+        report=lambda number, bound: say(f"how many concepts: {number}, bound {bound:,.0f}"),
     )
     problem = None
     if found.n_concepts >= model.max_concepts:

@@ -1,6 +1,5 @@
 """How many concepts? A sketch from cells of patches, then moves judged by a bound (docs/number-of-concepts.md)."""
 
-from pace.model.selecting.search import Move
-from pace.model.selecting.selection import Selection, first_guess, select
+from pace.model.selecting.search import Selection, first_guess, select
 
-__all__ = ["Move", "Selection", "first_guess", "select"]
+__all__ = ["Selection", "first_guess", "select"]

@@ -1,23 +1,28 @@
-"""Merges, splits and births of concepts, each kept only if the bound rises."""
+"""How many concepts: merges, splits and births of concepts, each kept only if the bound rises."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pace.model.gaussians import Prior, TiedGaussians
+from pace.model.gaussians.family import precision_cholesky
 from pace.model.inference import Weights, infer, uniform_start
-from pace.model.selecting.evidence import Clusters, whitening
-from pace.model.selecting.grouping import Grouping, segment_sums
-from pace.model.selecting.halving import halves
-from pace.model.selecting.sketching import Sketch
+from pace.model.selecting.evidence import Clusters
+from pace.model.selecting.grouping import Grouping, halves, segment_sums, summed
+from pace.model.selecting.sketching import Sample, Sketch, sketch
 from pace.model.settings import Settings
+from pace.observations import Observations
 
+Report = Callable[[int, float], object]  # told the number of concepts and the bound
+
+_CELLS = 100  # of patches at first; the result hardly depends on it
 _NEIGHBOURS = 4  # of every concept, that it may merge with
 _EPOCHS = 3  # after a move, before it is judged
 _ROUNDS = 30
@@ -28,11 +33,83 @@ _FEWEST = 4  # patches that could be two concepts
 _ENTRIES_AT_ONCE = 1 << 19  # of φ, that stay in a CPU's cache; a GPU takes all images together
 
 
-class Move(NamedTuple):
-    """How many concepts there are after a move, and the bound then (nats, of the whole sample)."""
+@dataclass(frozen=True)
+class Selection:
+    """The concepts that were found, those with most evidence first, and the bound with other numbers of concepts.
 
-    number: int
-    bound: float
+    Bounds are in nats, of all the images that were looked at.
+    """
+
+    means: Tensor  # (K, d)
+    evidence: Tensor  # (K,) what the bound loses when a concept merges with the neighbour that fits it best
+    numbers: Tensor  # (P,) numbers of concepts that were tried, among them all below the one found
+    bounds: Tensor  # (P,) the best bound with each
+    images: int  # that were looked at
+
+    @property
+    def n_concepts(self) -> int:
+        return len(self.means)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For files."""
+        return vars(self) | {"images": torch.tensor(self.images)}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Selection:
+        return cls(**tensors | {"images": int(tensors["images"])})  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        near = (self.numbers - self.n_concepts).abs() <= 3
+        below = self.bounds.max() - self.bounds
+        rows = [
+            f"{self.n_concepts} concept{'' if self.n_concepts == 1 else 's'}, from {self.images} images",
+            "concepts  bound below the best",
+            *(f"{n:8}  {b:20.1f}" for n, b in zip(self.numbers[near].tolist(), below[near].tolist(), strict=True)),
+        ]
+        if self.n_concepts > 1:  # a single one has no neighbour to be compared with
+            weakest = ", ".join(f"{value:.0f}" for value in self.evidence.flip(0)[:5].tolist())
+            rows.append(f"evidence of the weakest concepts, nats: {weakest}")
+        return "\n".join(rows)
+
+
+def select(
+    observations: Observations,
+    settings: Settings,
+    *,
+    most: int = 300,
+    start: int = _CELLS,
+    seed: int = 0,
+    report: Report = lambda number, bound: None,
+) -> Selection:
+    """How many concepts a sample of the images holds, and where they are: `most` at most.
+
+    All concepts are counted as if they shared one covariance, whatever family the fit uses. `report` is called after every
+    move.
+    """
+    rng = np.random.default_rng(seed)
+    sample = Sample.draw(observations, settings, rng)
+    search = Search(sketch(sample, start, most, rng), most, settings, report)
+    found = search.run()
+    pairs, gains = search.merge_gains(found)
+    lost = found.alpha.new_full((len(found),), torch.inf)
+    for concepts in pairs.T:
+        lost = lost.scatter_reduce(0, concepts, -gains, "amin")
+    evidence, order = lost.sort(descending=True, stable=True)
+    numbers, bounds = zip(*sorted(search.bounds.items()), strict=True)
+    return Selection(
+        means=(found.clusters.means + sample.offset.double())[order].to("cpu", settings.dtype),
+        evidence=evidence.cpu(),
+        numbers=torch.tensor(numbers),
+        bounds=torch.tensor(bounds, dtype=torch.float64),
+        images=len(sample.observations),
+    )
+
+
+def first_guess(observations: Observations, settings: Settings, most: int, seed: int = 0) -> Tensor:
+    """Means (K, d) of the sketch that a search with at most `most` concepts starts from; much quicker than the search."""
+    rng = np.random.default_rng(seed)
+    sample = Sample.draw(observations, settings, rng)
+    return sketch(sample, most, most, rng).means + sample.offset
 
 
 @dataclass(frozen=True)
@@ -49,14 +126,6 @@ class Partition:
         return len(self.alpha)
 
 
-class Splits(NamedTuple):
-    """Concepts that could be two, the best first."""
-
-    gains: list[float]
-    concepts: Tensor  # (P,)
-    halves: Clusters  # rows 2p and 2p + 1 of concept p
-
-
 class Search:
     """Looks for the number of concepts with the best bound.
 
@@ -68,19 +137,12 @@ class Search:
     estimated; as in BIC, every α_k costs half the log of the number of images.
     """
 
-    def __init__(
-        self,
-        drawn: Sketch,
-        blur: float,
-        most: int,
-        settings: Settings,
-        report: Callable[[Move], object] = lambda _: None,
-    ):
-        self._sample, self._spread, self._blur = drawn.sample, drawn.spread, blur
+    def __init__(self, drawn: Sketch, most: int, settings: Settings, report: Report = lambda number, bound: None):
+        self._sample, self._spread = drawn.sample, drawn.spread
         self._most, self._settings, self._report = most, settings, report
         self._means = drawn.means
         self._prior = Prior(drawn.within, drawn.means.shape[1] / len(drawn.means))
-        self._white = whitening(drawn.within).to(drawn.means.dtype)
+        self._white = precision_cholesky(drawn.within).to(drawn.means.dtype)
         self._counted = (self._sample.weights > 0).nonzero().squeeze(1)
         self._alpha_price = math.log(len(self._sample.observations)) / 2
         self.bounds: dict[int, float] = {}  # the best with each number of concepts
@@ -89,65 +151,53 @@ class Search:
         """From the sketch to a partition that no move improves."""
         k = len(self._means)
         alpha = torch.full((k,), max(1.0, 0.1 * k) / k, dtype=torch.float64, device=self._means.device)
-        found = self._assign(TiedGaussians(self._means, self._white), alpha)
-        found = self._settle(found.clusters, found.alpha)
-        self._keep(found)
+        start = self._assign(TiedGaussians(self._means, self._white), alpha)
+        found = self._settle(start.clusters, start.alpha)
         for _ in range(_ROUNDS):
-            better = self._merge(found) or self._split(found)
-            if better is None:  # several merges in a row may gain where the first alone does not
-                best, below = self._merge_to_one(found)
-                if best is found:
-                    break
-                better = max(best, self._settle(best.clusters, best.alpha), key=lambda partition: partition.bound)
-            self._keep(better)
+            self._record(found)
+            self._report(len(found), found.bound)
+            better = self._merge(found) or self._split(found) or self._merge_to_one(found)
+            if better is None:
+                return found
             found = better
-        else:
-            _, below = self._merge_to_one(found)
-        for move in below:
-            self._record(*move)
+        self._record(found)
+        self._merge_to_one(found)  # for the bounds of smaller numbers
         return found
 
-    def merge_gains(self, found: Partition, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Pairs of neighbours (P, 2), and what the bound gains (P,) when the two become one and nothing else changes.
-
-        `known` (K, K) holds what the mixtures gain, NaN where that is not known yet; it is filled in.
-        """
-        pairs = self._neighbours(found)
-        if not len(pairs):
-            return pairs, pairs.new_zeros(0, dtype=torch.float64)
-        if known is None:
-            known = found.alpha.new_full((len(found), len(found)), torch.nan)
-        a, b = pairs[known[pairs[:, 0], pairs[:, 1]].isnan()].T
-        alone = ImageCounts.of(found.counts).mixing(found.alpha)
-        together = ImageCounts.of(found.counts[a] + found.counts[b]).mixing(found.alpha[a] + found.alpha[b])
-        known[a, b] = together - alone[a] - alone[b]
+    def merge_gains(self, found: Partition) -> tuple[Tensor, Tensor]:
+        """Pairs of neighbours (P, 2), and what the bound gains (P,) when the two become one and nothing else changes."""
+        means = found.clusters.means @ self._white.double()
+        distances = torch.cdist(means, means).fill_diagonal_(torch.inf)
+        near = distances.topk(min(_NEIGHBOURS, len(found) - 1), largest=False).indices
+        own = torch.arange(len(found), device=near.device)[:, None].expand_as(near)
+        pairs = torch.unique(torch.stack([own, near], 2).flatten(0, 1).sort(1).values, dim=0)  # each once
         a, b = pairs.T
-        return pairs, known[a, b] + self._alpha_price + found.clusters.merge_gains(pairs)
+        alone = mixing(found.counts, found.alpha)
+        together = mixing(found.counts[a] + found.counts[b], found.alpha[a] + found.alpha[b])
+        return pairs, together - alone[a] - alone[b] + self._alpha_price + found.clusters.merge_gains(pairs)
 
-    def merged(self, found: Partition, pairs: list[tuple[int, int]], gain: float) -> Partition:
+    # -- moves --------------------------------------------------------------------------------------------------------
+
+    def merged(self, found: Partition, pairs: list[tuple[int, int]], gain: float = 0.0) -> Partition:
         """Without a pass over the patches: sums, counts and α add up."""
         group = torch.arange(len(found))
         for a, b in pairs:
             group[b] = a
         group = torch.unique(group, return_inverse=True)[1].to(found.alpha.device)
         number = len(found) - len(pairs)
-        counts = found.counts.new_zeros(number, found.counts.shape[1]).index_add_(0, group, found.counts)
-        alpha = found.alpha.new_zeros(number).index_add_(0, group, found.alpha)
-        clusters = found.clusters.regrouped(group, number)
-        return Partition(alpha, group[found.owner], counts, clusters, found.bound + gain)
-
-    # -- moves --------------------------------------------------------------------------------------------------------
+        alpha, counts = summed(found.alpha, group, number), summed(found.counts, group, number)
+        return Partition(alpha, group[found.owner], counts, found.clusters.regrouped(group), found.bound + gain)
 
     def _merge(self, found: Partition) -> Partition | None:
         """All pairs that gain, then all pairs of the result that gain, and so on; failing that, the best pair alone."""
         pairs = first = self._gaining(found)
         after = found
         while pairs:
-            after = self.merged(after, pairs, 0.0)
+            after = self.merged(after, pairs)
             pairs = self._gaining(after)
-        tried = [after] if len(after) < len(found) else []
+        tried = [after] if first else []
         if len(after) < len(found) - 1:
-            tried.append(self.merged(found, first[:1], 0.0))
+            tried.append(self.merged(found, first[:1]))
         for after in tried:
             after = self._settle(after.clusters, after.alpha)
             if after.bound > found.bound:
@@ -166,43 +216,42 @@ class Search:
                 taken |= {a, b}
         return chosen
 
-    def _merge_to_one(self, found: Partition) -> tuple[Partition, list[Move]]:
-        """Merge the cheapest pair until one is left: the best partition, which may be `found`, and the bounds."""
-        best, below = found, []
-        known = found.alpha.new_full((len(found), len(found)), torch.nan)
-        while len(found) > 1:
-            pairs, gains = self.merge_gains(found, known)
+    def _merge_to_one(self, found: Partition) -> Partition | None:
+        """Merge the cheapest pair until one is left: several merges in a row may gain where the first alone does not."""
+        best = after = found
+        while len(after) > 1:
+            pairs, gains = self.merge_gains(after)
             gain, cheapest = gains.max(0)
-            a, b = pairs[cheapest].tolist()
-            found = self.merged(found, [(a, b)], float(gain))
-            others = torch.tensor([k for k in range(len(known)) if k != b], device=known.device)
-            known = known[others][:, others]
-            known[a] = known[:, a] = torch.nan
-            below.append(Move(len(found), found.bound))
-            best = max(best, found, key=lambda partition: partition.bound)
-        return best, below
+            after = self.merged(after, [tuple(pairs[cheapest].tolist())], float(gain))
+            self._record(after)
+            best = max(best, after, key=attrgetter("bound"))
+        return None if best is found else max(best, self._settle(best.clusters, best.alpha), key=attrgetter("bound"))
 
     def _split(self, found: Partition) -> Partition | None:
         """All concepts that gain by it; failing that, the better half of them, and so on down to one.
 
         If none gains at once the most promising are tried all the same: a few odd patches may find others of their kind.
         """
-        splits = self._splits(found)
-        gaining = sum(gain > 0 for gain in splits.gains)
-        number = min(gaining or 1 + len(found) // _PROMISING, len(splits.gains), self._most - len(found))
+        gains, concepts, parts = self._splits(found)
+        gaining = int((gains > 0).sum())
+        number = min(gaining or 1 + len(found) // _PROMISING, len(gains), self._most - len(found))
         while number > 0:
-            concepts, parts = splits.concepts[:number], splits.halves[: 2 * number]
-            one, other = (found.alpha[concepts, None] * _shares(parts)).T
-            alpha = torch.cat([found.alpha, other]).index_copy_(0, concepts, one)
-            after = self._settle(found.clusters.divided(concepts, parts), alpha)
+            concepts, parts = concepts[:number], parts[: 2 * number]
+            alpha = _divided(found.alpha, concepts, _shared(found.alpha[concepts], parts))
+            weight = _divided(found.clusters.weight, concepts, parts.weight)
+            first = _divided(found.clusters.first, concepts, parts.first)
+            after = self._settle(Clusters(weight, first, self._spread), alpha)
             if after.bound > found.bound:
                 return after
-            self._record(len(after), after.bound)
+            self._record(after)
             number //= 2
         return None
 
-    def _splits(self, found: Partition) -> Splits:
-        """The best way to cut each concept that has enough patches."""
+    def _splits(self, found: Partition) -> tuple[Tensor, Tensor, Clusters]:
+        """The best way to cut each concept that has enough patches, the best first: gain (P,), concept (P,) and halves.
+
+        The halves of concept p are clusters 2p and 2p + 1.
+        """
         owners = Grouping(found.owner[self._counted], len(found))
         concept = owners.group[owners.order]
         place = torch.arange(len(concept), device=concept.device) - owners.starts[concept]
@@ -211,41 +260,28 @@ class Search:
         rows = self._counted[owners.order][looked_at]
         concepts, group = torch.unique_consecutive(concept[looked_at], return_inverse=True)
         number = len(concepts)
+        gains = torch.full((number,), -torch.inf, dtype=torch.float64, device=rows.device)
+        weight, first = gains.new_zeros(2 * number), gains.new_zeros(2 * number, self._means.shape[1])
         if number == 0:
-            return Splits([], concepts, found.clusters[:0])
+            return gains, concepts, Clusters(weight, first, self._spread)
         x, by, weights = self._sample.x[rows], Grouping(group, number), self._sample.weights[rows]
         held = weights * (found.clusters.weight[concepts] / by.totals(weights)).to(weights.dtype)[group]
-        whole = ImageCounts.of(self._counts(group, rows, held, number)).mixing(found.alpha[concepts])
-        gains = torch.full((number,), -torch.inf, dtype=torch.float64, device=rows.device)
-        weight, first = gains.new_zeros(2 * number), gains.new_zeros(2 * number, x.shape[1])
+        whole = mixing(self._counts(group, rows, held, number), found.alpha[concepts])
         # Both whitened and as they are: what divides every concept alike is hidden where the pooled spread has unit length.
-        ways = [*halves(x @ self._white, weights, by, white=True), *halves(x, weights, by)]
-        for side in ways:
+        for side in [*halves(x @ self._white, weights, by, white=True), *halves(x, weights, by)]:
             two = Grouping(2 * group + ~side, 2 * number)
-            parts = Clusters.of(x, held, two, self._spread, self._blur)
-            alpha = (found.alpha[concepts, None] * _shares(parts)).flatten()
-            apart = ImageCounts.of(self._counts(two.group, rows, held, 2 * number)).mixing(alpha).view(-1, 2).sum(1)
+            parts = Clusters.of(x, held, two, self._spread)
+            counts = self._counts(two.group, rows, held, 2 * number)
+            apart = mixing(counts, _shared(found.alpha[concepts], parts)).view(-1, 2).sum(1)
             gain = found.clusters.split_gains(concepts, parts) + apart - whole - self._alpha_price
             better = (two.sizes.view(-1, 2) > 0).all(1) & (gain > gains)
             gains = torch.where(better, gain, gains)
             which = better.repeat_interleave(2)
             weight, first = torch.where(which, parts.weight, weight), torch.where(which[:, None], parts.first, first)
         gains, order = gains.sort(descending=True, stable=True)
-        order = order[: int((gains > -torch.inf).sum())]
+        order = order[gains > -torch.inf]
         both = torch.stack([2 * order, 2 * order + 1], 1).flatten()
-        return Splits(
-            gains.tolist()[: len(order)], concepts[order], Clusters(weight, first, self._spread, self._blur)[both]
-        )
-
-    def _neighbours(self, found: Partition) -> Tensor:
-        """(P, 2), each pair once."""
-        k = len(found)
-        means = found.clusters.means @ self._white.double()
-        distances = torch.cdist(means, means).fill_diagonal_(torch.inf)
-        near = distances.topk(min(_NEIGHBOURS, k - 1), largest=False).indices
-        pairs = torch.stack([torch.arange(k, device=near.device)[:, None].expand_as(near), near], 2).flatten(0, 1)
-        unique: Tensor = torch.unique(pairs.sort(1).values, dim=0)
-        return unique
+        return gains[: len(order)], concepts[order], Clusters(weight, first, self._spread)[both]
 
     # -- epochs -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +295,7 @@ class Search:
     def _assign(self, gaussians: TiedGaussians, alpha: Tensor) -> Partition:
         """Each patch goes to the concept with the largest φ."""
         settings, observations = self._settings, self._sample.observations
-        k, tokens, dim = len(alpha), observations.n_tokens, observations.dim
+        k, tokens = len(alpha), observations.n_tokens
         at_once = _ENTRIES_AT_ONCE if settings.device.type == "cpu" else len(self._sample.x) * k
         size = min(settings.images_per_batch(tokens, 1, gaussians), max(1, at_once // (tokens * k)))
         owners = []
@@ -267,7 +303,7 @@ class Search:
             weights = Weights.of(batch.attention, "exact")
             x = gaussians.features(batch.embeddings.flatten(0, 1), self._sample.offset)
             distances = gaussians.mahalanobis(x, relative=True).view(-1, tokens, k)
-            likelihood = weights.log_likelihood(distances, gaussians.log_det, dim)
+            likelihood = weights.log_likelihood(distances, gaussians.log_det, observations.dim)
             start = uniform_start(len(likelihood), k, tokens, "exact", likelihood.device)
             settled = infer(
                 likelihood, weights, alpha, start,
@@ -278,58 +314,52 @@ class Search:
             )  # φ that goes with this γ
             owners.append(last.phi.argmax(2).flatten())
         owner, weight = torch.cat(owners), self._sample.weights
-        clusters = Clusters.of(self._sample.x, weight, Grouping(owner, k), self._spread, self._blur)
+        clusters = Clusters.of(self._sample.x, weight, Grouping(owner, k), self._spread)
         counts = self._counts(owner, torch.arange(len(owner), device=owner.device), weight, k)
-        held, total = ImageCounts.of(counts), counts.sum(0)
-        alpha = held.fit_alpha(alpha, total, settings.smallest_alpha)
-        bound = clusters.evidence() + held.mixing(alpha).sum()
+        alpha, total = _fitted(alpha, counts, settings.smallest_alpha), counts.sum(0)
+        bound = clusters.evidence() + mixing(counts, alpha).sum()
         bound = bound - (torch.lgamma(total + alpha.sum()) - torch.lgamma(alpha.sum())).sum()
         return Partition(alpha, owner, counts, clusters, float(bound) - k * self._alpha_price)
 
     def _counts(self, group: Tensor, rows: Tensor, weights: Tensor, number: int) -> Tensor:
         """(number, M): weight of each group's patches, which are these rows of the sample, in an image."""
-        observations = self._sample.observations
+        images, tokens = self._sample.observations.shape[:2]
         # The order does not matter: float64 adds up a few float32 without rounding.
-        counts = torch.zeros(number * len(observations), dtype=torch.float64, device=rows.device)
-        counts.index_add_(0, group * len(observations) + rows // observations.n_tokens, weights.double())
-        return counts.view(number, -1)
+        return summed(weights.double(), group * images + rows // tokens, number * images).view(number, images)
 
-    def _keep(self, found: Partition) -> None:
-        self._record(len(found), found.bound)
-        self._report(Move(len(found), found.bound))
-
-    def _record(self, number: int, bound: float) -> None:
-        self.bounds[number] = max(bound, self.bounds.get(number, -math.inf))
+    def _record(self, found: Partition) -> None:
+        self.bounds[len(found)] = max(found.bound, self.bounds.get(len(found), -math.inf))
 
 
-def _shares(parts: Clusters) -> Tensor:
-    """Of each half in its concept (P, 2)."""
+def _shared(alpha: Tensor, parts: Clusters) -> Tensor:
+    """α (P,) shared between the two halves of each concept by their weights (2P,)."""
     weight = parts.weight.view(-1, 2)
-    return weight / weight.sum(1, keepdim=True)
+    return (alpha[:, None] * (weight / weight.sum(1, keepdim=True))).flatten()
 
 
-class ImageCounts(NamedTuple):
-    """The weight of each concept's patches in each image, where it is not zero (it nearly always is)."""
+def _divided(rows: Tensor, concepts: Tensor, both: Tensor) -> Tensor:
+    """Each of these concepts' rows is replaced by rows 2p and 2p + 1 of `both`: one in its place, one at the end."""
+    return torch.cat([rows, both[1::2]]).index_copy_(0, concepts, both[::2])
 
-    weight: Tensor  # (n,)
-    concept: Tensor  # (n,) ascending
-    starts: Tensor  # (K + 1,)
 
-    @classmethod
-    def of(cls, counts: Tensor) -> ImageCounts:
-        concept, image = counts.nonzero().T.contiguous()
-        starts = torch.searchsorted(concept, torch.arange(len(counts) + 1, device=counts.device))
-        return cls(counts[concept, image], concept, starts)
+def _filled(counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of (K, M) that are not zero, which few are, their concepts, and where each concept's start (K + 1,)."""
+    concept, image = counts.nonzero().T.contiguous()
+    starts = torch.searchsorted(concept, torch.arange(len(counts) + 1, device=counts.device))
+    return counts[concept, image], concept, starts
 
-    def mixing(self, alpha: Tensor) -> Tensor:
-        """What each concept adds to Σ_m log ∫ Π_k θ_mk^c_mk Dirichlet(θ_m | α) dθ_m, images' totals aside (K,)."""
-        change = torch.lgamma(self.weight + alpha[self.concept]) - torch.lgamma(alpha)[self.concept]
-        return segment_sums(change, self.starts)
 
-    def fit_alpha(self, alpha: Tensor, total: Tensor, smallest: float) -> Tensor:
-        """Minka's fixed point, every step of which raises the bound; `total` (M,) of every image."""
-        for _ in range(_ALPHA_STEPS):
-            up = torch.digamma(self.weight + alpha[self.concept]) - torch.digamma(alpha)[self.concept]
-            down = (torch.digamma(total + alpha.sum()) - torch.digamma(alpha.sum())).sum()
-            alpha = (alpha * segment_sums(up, self.starts) / down).clamp_min(smallest)
-        return alpha
+def mixing(counts: Tensor, alpha: Tensor) -> Tensor:
+    """What each concept adds to Σ_m log ∫ Π_k θ_mk^c_mk Dirichlet(θ_m | α) dθ_m, images' totals aside (K,)."""
+    weight, concept, starts = _filled(counts)
+    return segment_sums(torch.lgamma(weight + alpha[concept]) - torch.lgamma(alpha)[concept], starts)
+
+
+def _fitted(alpha: Tensor, counts: Tensor, smallest: float) -> Tensor:
+    """Minka's fixed point, every step of which raises the bound."""
+    (weight, concept, starts), total = _filled(counts), counts.sum(0)
+    for _ in range(_ALPHA_STEPS):
+        up = torch.digamma(weight + alpha[concept]) - torch.digamma(alpha)[concept]
+        down = (torch.digamma(total + alpha.sum()) - torch.digamma(alpha.sum())).sum()
+        alpha = (alpha * segment_sums(up, starts) / down).clamp_min(smallest)
+    return alpha
