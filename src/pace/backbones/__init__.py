@@ -3,6 +3,7 @@
 from pace.backbones.backbone import Backbone
 from pace.backbones.finetuning import finetune, load_finetuned
 from pace.backbones.heads import linear_probe, zero_shot
+from pace.backbones.layers import choose_layer, within_share
 from pace.backbones.loading import load
 from pace.backbones.opening import ModelChoice, open_backbone, open_model
 from pace.backbones.preprocessing import Preprocessing
@@ -16,11 +17,13 @@ __all__ = [
     "Preprocessing",
     "Sizes",
     "Tower",
+    "choose_layer",
     "finetune",
     "linear_probe",
     "load",
     "load_finetuned",
     "open_backbone",
     "open_model",
+    "within_share",
     "zero_shot",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +100,9 @@ class Backbone:
 
     def observe(self, images: Any, **options: Any) -> Observations:
         """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
-        # The next stage: named rather than imported, so that backbones depend on nothing that comes after them.
-        observations: Observations = import_module("pace.observing.extract").observe(self, images, **options)
-        return observations
+        from pace.observing.extract import observe
+
+        return observe(self, images, **options)
 
     @property
     def layers(self) -> int:

@@ -48,8 +48,7 @@ def open_images_and_model(
     reasons: list[str] = []
 
     def choose(network: nn.Module) -> int:
-        from pace.backbones import Backbone
-        from pace.observing.layers import choose_layer
+        from pace.backbones import Backbone, choose_layer
 
         if len(opened) < 2:
             last = Backbone(network).layer

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.backbones import Backbone
+from pace.backbones.backbone import Backbone
 from pace.images import ImageSet, open_images
 from pace.images.imageset import OnError
 from pace.observations import Observations

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pace import Observations
-from pace.backbones import Backbone, Look, Preprocessing
+from pace.backbones import Backbone, Look, Preprocessing, choose_layer, layers, within_share
 from pace.baselines import EveryToken
 from pace.images import Color
 from pace.observations import Batch
-from pace.observing import layers
-from pace.observing.layers import choose_layer, within_share
 
 # -- the share ------------------------------------------------------------------------------------------------------------
 
