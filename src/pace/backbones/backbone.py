@@ -54,9 +54,7 @@ class Backbone:
         self.model, self.head, self.count_cls = model, head, count_cls
         self._described = describe(model)
         self.layer = self._block("layer", layer)
-        self.attention_layer = (
-            self.layer if attention_layer is None else self._block("attention_layer", attention_layer)
-        )
+        self.attention_layer = self._block("attention_layer", layer if attention_layer is None else attention_layer)
         if self.attention_layer != self.layer and not self.has_known_blocks:
             raise ValueError(
                 f"attention_layer: {type(self._described).__name__} only gives the attention of layer {self.layer} "
@@ -136,8 +134,7 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         """Where the model is, and the results will be."""
-        parameters = self._module.parameters() if isinstance(self._module, nn.Module) else ()
-        return next((parameter.device for parameter in parameters), torch.device("cpu"))
+        return next(self._module.parameters()).device if isinstance(self._module, nn.Module) else torch.device("cpu")
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the layer's patch tokens for an image size; ValueError for a size that does not fit."""
@@ -148,11 +145,10 @@ class Backbone:
         return fingerprint(self._module, self.layer, self.head, self.prefix_tokens, self.attention_layer)
 
     def _block(self, name: str, number: int) -> int:
-        if not -self.layers <= number < self.layers:
-            raise ValueError(
-                f"{name}: expected {-self.layers} to {self.layers - 1} for {self.layers} blocks; found {number}"
-            )
-        return number % self.layers
+        count = self.layers
+        if not -count <= number < count:
+            raise ValueError(f"{name}: expected {-count} to {count - 1} for {count} blocks; found {number}")
+        return number % count
 
     @property
     def _module(self) -> Any:

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pace.backbones.checkpoints import read_checkpoint
-from pace.backbones.finetuning import load_finetuned
+from pace.backbones.finetuning import Finetuned, load_finetuned
 
 SIZE = 112  # pixels; 14 x 14 patches of 8, the grid of a ViT-B/16 at 224
 LAYER = 0  # the block PACE explains: later ones mix the neighbours' colours into each token
@@ -48,10 +47,11 @@ def new_model(seed: int = 0) -> nn.Module:
     return model
 
 
+def load() -> Finetuned:
+    """The trained model, in eval mode, with the names of its classes."""
+    return load_finetuned(new_model(), WEIGHTS)
+
+
 def load_model() -> nn.Module:
     """The trained model, in eval mode."""
-    return load_finetuned(new_model(), WEIGHTS).model
-
-
-def class_names() -> tuple[str, ...]:
-    return tuple(read_checkpoint(WEIGHTS)[1]["class_names"])
+    return load().model

@@ -48,7 +48,7 @@ def _parts(thing: Any) -> Iterable[Any]:
         return [torch.from_numpy(thing)]
     if isinstance(thing, nn.Module):
         modules = [(name, type(module).__qualname__, _settings(module)) for name, module in thing.named_modules()]
-        return [modules, dict(thing.state_dict())]
+        return [modules, thing.state_dict()]
     if isinstance(thing, partial):
         return [thing.func, thing.args, thing.keywords]
     if isinstance(thing, MethodType):
@@ -64,13 +64,5 @@ def _parts(thing: Any) -> Iterable[Any]:
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     """Heads, scales, windows, …: what a module computes with beside its weights."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name[0] != "_"
-        and name not in _NO_MATTER
-        and (
-            isinstance(value, _PLAIN)
-            or (isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN) for v in value))
-        )
-    }
+    public = {name: value for name, value in vars(module).items() if name[0] != "_" and name not in _NO_MATTER}
+    return {name: value for name, value in public.items() if isinstance(value, (*_PLAIN, tuple, list))}

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pace.backbones import from_timm, preprocessing
-from pace.backbones.preprocessing import Preprocessing
+from pace.backbones import from_timm
+from pace.backbones.preprocessing import NORMALIZATIONS, Preprocessing
 from pace.backbones.tower import Sizes, Tower
 
 
@@ -39,17 +39,16 @@ def _vit(visual: Any) -> Tower:
         has_cls=True,
         run=run,
         norm=visual.ln_post if norm_on_tokens else None,
-        layout="BTD" if getattr(visual.transformer, "batch_first", False) else "TBD",
         preprocessing=_preprocessing(visual),
     )
 
 
 def _preprocessing(visual: Any) -> Preprocessing:
     """As open_clip's factory notes it at the tower; for a tower made by hand, as CLIP has it."""
-    found = getattr(visual, "preprocess_cfg", None) or {}
+    found, (mean, std) = getattr(visual, "preprocess_cfg", None) or {}, NORMALIZATIONS["clip"]
     return Preprocessing(
-        mean=tuple(found.get("mean", preprocessing.CLIP[0])),
-        std=tuple(found.get("std", preprocessing.CLIP[1])),
+        mean=tuple(found.get("mean", mean)),
+        std=tuple(found.get("std", std)),
         interpolation="bilinear" if found.get("interpolation") == "bilinear" else "bicubic",
         crop_ratio=None if found.get("resize_mode") == "squash" else 1.0,
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from pace.backbones.attention import Windows
 from pace.backbones.preprocessing import Channels, Preprocessing
-from pace.backbones.swin import Windows
 from pace.backbones.tower import Sizes, Tower, classifier_of
 
 
@@ -31,7 +31,6 @@ def _vit(model: Any) -> Tower:
         norm=None if isinstance(model.norm, nn.Identity) else model.norm,
         classifiers=_classifiers(model),
         pool=pool if hasattr(pool, "latent") else None,
-        channels=_channels(model),
         preprocessing=_preprocessing(model),
     )
 
@@ -47,8 +46,6 @@ def _swin(model: Any) -> Tower:
         classifiers=_classifiers(model),
         merges=[stage for _, stage in blocks],
         windows=lambda block, _: Windows(block.window_size, block.shift_size, pad_first=False),
-        layout="BHWD",
-        channels=_channels(model),
         preprocessing=_preprocessing(model),
     )
 
@@ -63,10 +60,6 @@ def _sizes(model: Any) -> Sizes:
 def _classifiers(model: Any) -> list[nn.Module]:
     heads = model.get_classifier()  # DeiT has two
     return [layer for head in (heads if isinstance(heads, tuple) else (heads,)) for layer in classifier_of(head)]
-
-
-def _channels(model: Any) -> int:
-    return next(layer.in_channels for layer in model.patch_embed.modules() if isinstance(layer, nn.Conv2d))
 
 
 def _pretrained(model: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pace.backbones.attention import Windows
 from pace.backbones.preprocessing import Preprocessing
-from pace.backbones.swin import Windows
 from pace.backbones.tower import Sizes, Tower, classifier_of
 
 
@@ -47,9 +47,6 @@ def _swin(model: Any) -> Tower:
         classifiers=classifier_of(model.head),
         merges=[stage for _, stage in blocks],
         windows=_windows,
-        layout="BHWD",
-        channels=embed.in_channels,
-        preprocessing=Preprocessing(),
     )
 
 

@@ -14,18 +14,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pace.backbones import preprocessing
-from pace.backbones.preprocessing import Preprocessing
-from pace.backbones.swin import Windows
+from pace.backbones.attention import Windows
+from pace.backbones.preprocessing import NORMALIZATIONS, Preprocessing
 from pace.backbones.tower import Sizes, Tower
 
 # Normalisation and crop of the published weights, used when the model's own preprocessor file is not at hand.
 _FAMILIES = {
-    "vit": (preprocessing.HALF, None),
-    "beit": (preprocessing.HALF, None),
-    "siglip": (preprocessing.HALF, None),
-    "swin": (preprocessing.IMAGENET, None),
-    "clip": (preprocessing.CLIP, 1.0),
+    "vit": ("half", None),
+    "beit": ("half", None),
+    "siglip": ("half", None),
+    "swin": ("imagenet", None),
+    "clip": ("clip", 1.0),
 }
 
 
@@ -41,7 +40,8 @@ def describe(model: Any) -> Tower | None:
     interpolates = asked_to or hasattr(embeddings, "interpolate_pos_encoding")  # DINOv2 does it unasked
     own_size = _pair(config.image_size)
     found = _preprocessor_file(getattr(model.config, "_name_or_path", ""))
-    usual_size = _input_size(found) or own_size if interpolates else own_size
+    found_size = _crop(found) or found.get("size")
+    usual_size = _sides(found_size) if found_size and interpolates else own_size
     has_cls = hasattr(embeddings, "cls_token") or hasattr(embeddings, "class_embedding")
     prefix = has_cls + hasattr(embeddings, "distillation_token") + getattr(config, "num_register_tokens", 0)
     names = ("classifier", "cls_classifier", "distillation_classifier")
@@ -72,7 +72,6 @@ def describe(model: Any) -> Tower | None:
         pool=head if not classifiers and hasattr(head, "probe") else None,
         merges=[stage for _, stage in blocks] if swin else (),
         windows=_windows if swin else None,
-        channels=config.num_channels,
         preprocessing=_preprocessing(config.model_type, found),
     )
 
@@ -109,14 +108,15 @@ def _preprocessor_file(name: str) -> dict[str, Any]:
     path: Any = Path(name) / "preprocessor_config.json"
     if name and not Path(name).is_dir():
         path = import_module("huggingface_hub").try_to_load_from_cache(name, path.name)  # never the network
-    found: dict[str, Any] = {}
-    if name and isinstance(path, (str, Path)) and Path(path).is_file():
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not name or not isinstance(path, (str, Path)) or not Path(path).is_file():
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     return found
 
 
 def _preprocessing(model_type: str, found: dict[str, Any]) -> Preprocessing:
-    (mean, std), ratio = _FAMILIES.get(model_type.partition("_")[0], (preprocessing.IMAGENET, 0.875))
+    family, ratio = _FAMILIES.get(model_type.partition("_")[0], ("imagenet", 0.875))
+    mean, std = NORMALIZATIONS[family]
     resize, crop = found.get("size"), _crop(found)
     if crop and resize:
         ratio = min(1.0, _sides(crop)[0] / _sides(resize)[0])
@@ -128,11 +128,6 @@ def _preprocessing(model_type: str, found: dict[str, Any]) -> Preprocessing:
         interpolation="bilinear" if found.get("resample") == 2 else "bicubic",  # PIL's numbers
         crop_ratio=ratio,
     )
-
-
-def _input_size(found: dict[str, Any]) -> tuple[int, int] | None:
-    size = _crop(found) or found.get("size")
-    return _sides(size) if size else None
 
 
 def _crop(found: dict[str, Any]) -> Any:

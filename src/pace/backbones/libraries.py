@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from pace.backbones import from_open_clip, from_timm, from_torchvision, from_transformers
 from pace.backbones.tower import Model, Tower
 
-_LIBRARIES: dict[str, Callable[[Any], Tower | None]] = {
+_LIBRARIES = {
     "timm": from_timm.describe,
     "transformers": from_transformers.describe,
     "torchvision": from_torchvision.describe,
@@ -23,20 +21,15 @@ def describe(model: Any) -> Model:
     """A `Tower` for a model of a known library; an object that already follows `Model` is returned as it is."""
     if isinstance(model, Model):
         return model
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model: expected a torch module or an object with the methods of Model; found {_kind(model)}")
     model = _unwrapped(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("model: TorchScript hides its modules; pass the module it was made from")
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected a torch module or an object with the methods of Model; found {kind}")
     tower = _tower(model)
     if tower is None:
         inside = next((name for name, part in model.named_modules() if _tower(part) is not None), None)
-        hint = (
-            f"it contains one: pass model.{inside}, with head=… for its predictions"
-            if inside
-            else "describe your own with pace.backbones.Tower"
-        )
-        raise ValueError(f"model: {_kind(model)} is not a vision transformer of {', '.join(_LIBRARIES)}; {hint}")
+        hint = f"pass model.{inside}, with head=… for its predictions" if inside else "describe it with Tower"
+        raise ValueError(f"model: {kind} is not a vision transformer of {', '.join(_LIBRARIES)}; {hint}")
     return tower
 
 
@@ -56,16 +49,8 @@ def _tower(model: nn.Module) -> Tower | None:
 
 def _unwrapped(model: Any) -> Any:
     """Without the wrappers of torch.compile, PEFT and parallel training."""
-    while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod
-        elif hasattr(model, "get_base_model"):
-            model = model.get_base_model()
-        else:
-            return model
-
-
-def _kind(model: Any) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return _unwrapped(model.module)
+    if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        return _unwrapped(model._orig_mod)
+    return _unwrapped(model.get_base_model()) if hasattr(model, "get_base_model") else model

@@ -20,7 +20,7 @@ _RESTORED = ("shift_size", "window_size")
 def eval_mode(*models: nn.Module) -> Iterator[None]:
     """Run the models in eval mode. Sets the flags directly, since some models overload ``eval()`` to do more."""
     before: list[tuple[dict[str, Any], str, Any]] = []
-    modules: list[nn.Module] = list(models)
+    modules = list(models)
     try:
         while modules:  # much faster than modules(), which would show in a small batch's time on a GPU
             module = modules.pop()
@@ -49,17 +49,3 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
     finally:
         del state["forward"]
         state.update(before)
-
-
-@contextmanager
-def recorded(module: nn.Module, record: Callable[[tuple[Any, ...], Any], None]) -> Iterator[None]:
-    """Call `record(arguments, output)` after every run of `module`."""
-    own = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        output = own(*args, **kwargs)
-        record(args, output)
-        return output
-
-    with replaced_forward(module, forward):
-        yield
