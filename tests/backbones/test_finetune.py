@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pace.backbones import Backbone, finetune, finetuning, load, load_finetuned
 from pace.backbones.finetuning import Finetuned, split_off
 from pace.backbones.libraries import describe_tower
-from pace.backbones.training import Augmentation, Trainer, learning_rate_shares
+from pace.backbones.training import Augmentation, Trainer, parameter_groups
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
@@ -132,7 +132,7 @@ def test_a_finished_run_is_not_repeated_and_another_one_is_refused(
     ]
     for change in others:
         settings: Any = {"model": tiny(), "images": images, "checkpoint": tuned.path, **SETTINGS, **change}
-        with pytest.raises(ValueError, match=r"m\.safetensors belongs to another run"):
+        with pytest.raises(ValueError, match=r"m\.safetensors is of another run"):
             finetune(settings.pop("model"), settings.pop("images"), **settings)
     assert tuned.path.read_bytes() == before
 
@@ -187,7 +187,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["state 0", "training 2", "weights 0"])
+@pytest.mark.parametrize("where", ["writing 0", "training 2", "writing 3"])
 def test_stopped_anywhere_it_resumes_to_the_same_bits(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -209,7 +209,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_bits(
         real_train(*arguments)
 
     def write(target: Path, data: bytes) -> None:
-        event("state" if ".resume" in target.name else "weights")
+        event("writing")
         real_write(target, data)
 
     with monkeypatch.context() as patch:
@@ -217,11 +217,13 @@ def test_stopped_anywhere_it_resumes_to_the_same_bits(
         patch.setattr(finetuning, "write_atomically", write)
         with pytest.raises(Stop):
             finetune(tiny(), images, checkpoint=path, **SETTINGS)
+    if path.exists():
+        with pytest.raises(ValueError, match="its training has not finished"):
+            load_finetuned(tiny(), path)
     resumed = finetune(tiny(), images, checkpoint=path, **SETTINGS)
     assert resumed.history == whole.history
     assert equal(weights(resumed.model), weights(whole.model))
     assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
-    assert not (tmp_path / "parts.resume.safetensors").exists()
 
 
 def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +266,7 @@ def test_augmentation_depends_on_seed_and_number_alone_and_stays_in_range(images
 @pytest.mark.parametrize(("depth", "expected"), [(2, (0.25, 0.5, 1, 1)), (1, (0.5, 1, 1, 1))])
 def test_early_blocks_learn_at_a_smaller_rate(depth: int, expected: tuple[float, ...]) -> None:
     model = tiny(depth=depth)
-    shares = {id(p): share for p, share in learning_rate_shares(describe_tower(model), 0.5)}
+    shares = {id(p): group["share"] for group in parameter_groups(describe_tower(model), 0.5) for p in group["params"]}
     found = {name: shares[id(p)] for name, p in model.named_parameters()}
     assert tuple(found[n] for n in ("pos_embed", "blocks.0.norm1.weight", "norm.weight", "head.weight")) == expected
 

@@ -34,7 +34,7 @@ def test_weights_in_a_file_make_the_model_they_came_from(tmp_path: Path, tiny: t
 def test_weights_without_a_classifier_make_a_model_without_one(tmp_path: Path, tiny: torch.nn.Module) -> None:
     bare = {name: weight for name, weight in tiny.state_dict().items() if not name.startswith("head.")}
     save_file(bare, tmp_path / "tiny.safetensors")
-    found = load(tmp_path / "tiny.safetensors", model="timm:test_vit")
+    found = load(tmp_path / "tiny.safetensors", model="test_vit")
     assert Backbone(found)(torch.randn(1, 3, 160, 160)).predictions is None
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path, tiny: torch.nn.Module) -
         load(path, model="vit_tiny_patch16_224")
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="timm has no such model"):
-        load("timm:vit_no_such_thing")
+        load("vit_no_such_thing")
     with pytest.raises(FileNotFoundError, match="elsewhere"):
         load(tmp_path / "elsewhere.safetensors")
     with pytest.raises(FileNotFoundError, match=r"config\.json"):

@@ -2,23 +2,19 @@
 
 However a block computes q and k (q- and k-norm, rotary or relative positions, window masks), it ends in one of three
 calls: `scaled_dot_product_attention`, `multi_head_attention_forward`, or a softmax over q·k. `AttentionProbe` intercepts
-that call, lets it run unchanged, and computes the wanted rows from the same q, k, scale and mask. The CLS row costs
-O(J·d).
+that call, lets it run unchanged, and computes the wanted rows from the same q, k, scale and mask.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
-from pace.backbones.patching import replaced_forward
 
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax}
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
@@ -45,19 +41,6 @@ class AttentionProbe(TorchFunctionMode):
         elif func in _SOFTMAX and output.ndim == 4:
             self.seen.append(output[:, :, self.rows].float().mean(1))
         return output
-
-
-@contextmanager
-def probing(module: nn.Module, probe: AttentionProbe) -> Iterator[None]:
-    """`probe` is active whenever `module` runs, and only then."""
-    own = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with probe:
-            return own(*args, **kwargs)
-
-    with replaced_forward(module, forward):
-        yield
 
 
 def _fused_rows(

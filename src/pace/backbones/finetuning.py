@@ -1,8 +1,4 @@
-"""Fine-tuning, since the paper explains models fine-tuned on the dataset at hand.
-
-A killed run that is started again with the same call resumes after its last finished epoch and ends with the same
-weights, bit for bit on a CPU.
-"""
+"""Fine-tuning, since the paper explains models fine-tuned on the dataset at hand."""
 
 from __future__ import annotations
 
@@ -19,15 +15,13 @@ from torch import Tensor, nn
 
 from pace.atomic import write_atomically
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.from_timm import normalize_with
-from pace.backbones.libraries import describe_tower
+from pace.backbones.libraries import describe_tower, normalize_with
 from pace.backbones.tower import Tower
 from pace.backbones.training import Augmentation, Epoch, Trainer, best_epoch
 from pace.images import ImageSet, Perturb
 from pace.progress import progress
 
 _FORMAT = "pace-finetuned-1"
-_RESUME = ".resume.safetensors"
 
 
 @dataclass(frozen=True)
@@ -71,22 +65,18 @@ def finetune(
     validation
         Held-out images that decide which epoch is best, or the share of each class to hold out of `images`.
     checkpoint
-        A ``.safetensors`` file for the result. Until it is finished, ``.resume.safetensors`` next to it holds what a
-        killed run needs to resume.
+        A ``.safetensors`` file for the result. Until then it holds what a killed run needs: started again with the same
+        call, it resumes after its last finished epoch and ends with the same weights, bit for bit on a CPU.
     device
         Where to train; the model is moved there. By default where it is.
     """
     names = _class_names(images)
     train, held_out = split_off(images, validation, seed)
     tower = _with_classifier(describe_tower(model), names, seed)
-    tower.model.float().to(device or next(model.parameters()).device)
+    tower.model.float().to(device or next(tower.model.parameters()).device)
     augmentation = Augmentation(seed) if augment is True else augment or None
     trainer = Trainer(tower, train, held_out, augmentation, epochs, batch_size, lr, layer_decay, seed)
-    path = None if checkpoint is None else Path(checkpoint)
-    metadata = _metadata(trainer, names)
-    if path is not None and _is_finished(path, metadata):
-        return load_finetuned(model, path)
-    _train(trainer, path, metadata)
+    _train(trainer, None if checkpoint is None else Path(checkpoint), _metadata(trainer, names))
     tower.model.load_state_dict(trainer.best)
     return _result(tower.model, trainer.history, names)
 
@@ -97,6 +87,8 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
     A timm model is also set to expect images normalised as they were in training.
     """
     weights, metadata = _read(Path(checkpoint))
+    if not metadata["finished"]:
+        raise ValueError(f"{checkpoint}: its training has not finished; the same call of finetune resumes it")
     names = tuple(metadata["class_names"])
     model = _with_classifier(describe_tower(model), names, seed=0).model
     try:
@@ -106,7 +98,7 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
         raise ValueError(f"{checkpoint} does not fit this {type(model).__name__}: {reason}") from error
     if hasattr(model, "pretrained_cfg"):
         normalize_with(model, metadata["preprocessing"]["mean"], metadata["preprocessing"]["std"])
-    return _result(model, _history(metadata), names)
+    return _result(model, metadata["history"], names)
 
 
 def _result(model: nn.Module, history: Sequence[Epoch], names: tuple[str, ...]) -> Finetuned:
@@ -116,19 +108,26 @@ def _result(model: nn.Module, history: Sequence[Epoch], names: tuple[str, ...]) 
 
 def _train(trainer: Trainer, path: Path | None, metadata: dict[str, Any]) -> None:
     """Train to the end, from the last finished epoch of a killed run if there is one, and save the best weights."""
-    resume = None if path is None else path.with_suffix(_RESUME)
-    if resume is not None and resume.exists():
-        state, found = _read(resume)
-        trainer.restore(state, _history(found))
+    if path is not None and path.suffix != ".safetensors":
+        raise ValueError(f"checkpoint: expected a name that ends in .safetensors; found {path.name}")
+    if path is not None and not path.parent.is_dir():
+        raise FileNotFoundError(f"checkpoint: there is no folder {path.parent}")
+    if path is not None and path.exists():
+        state, found = _read(path)
+        if found.get("run") != metadata["run"]:
+            raise ValueError(f"{path} is of another run (weights, images or settings differ); name another checkpoint")
+        if found["finished"]:
+            trainer.best, trainer.history = state, found["history"]
+            return
+        trainer.restore(state, found["history"])
     epochs, images = trainer.epochs, len(trainer.train)
     with progress("fine-tuning", epochs * images, done=len(trainer.history) * images) as advance:
         while len(trainer.history) < epochs:
             trainer.run_epoch(advance)
-            if resume is not None:
-                _write(resume, trainer.state(), metadata | {"history": trainer.history})
-    if path is not None and resume is not None:
-        _write(path, trainer.best, metadata | {"history": trainer.history})
-        resume.unlink()
+            if path is not None:
+                _write(path, trainer.state(), metadata | {"history": trainer.history, "finished": False})
+    if path is not None:
+        _write(path, trainer.best, metadata | {"history": trainer.history, "finished": True})
 
 
 def _metadata(trainer: Trainer, names: Sequence[str]) -> dict[str, Any]:
@@ -136,8 +135,7 @@ def _metadata(trainer: Trainer, names: Sequence[str]) -> dict[str, Any]:
     tower = trainer.tower
     settings = (trainer.epochs, trainer.batch_size, trainer.lr, trainer.layer_decay, trainer.seed, trainer.augment)
     images = (trainer.train.fingerprint(), trainer.held_out.fingerprint())
-    new = {id(parameter) for layer in tower.classifiers for parameter in layer.parameters()}  # may be random each time
-    start = {name: parameter for name, parameter in tower.model.named_parameters() if id(parameter) not in new}
+    start = [block.state_dict() for block in tower.blocks]  # without the classifier, which may be random each time
     return {
         "format": _FORMAT,
         "architecture": (getattr(tower.model, "pretrained_cfg", None) or {}).get("architecture"),
@@ -147,26 +145,11 @@ def _metadata(trainer: Trainer, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _is_finished(path: Path, metadata: dict[str, Any]) -> bool:
-    """Whether the file is there already; refuses that of another run."""
-    if path.suffix != ".safetensors":
-        raise ValueError(f"checkpoint: expected a name that ends in .safetensors; found {path.name}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"checkpoint: there is no folder {path.parent}")
-    for file in filter(Path.exists, (path, path.with_suffix(_RESUME))):
-        if _read(file)[1].get("run") != metadata["run"]:
-            raise ValueError(
-                f"{file} belongs to another run, with other weights, images or settings; name another checkpoint"
-            )
-    return path.exists()
-
-
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     from safetensors.torch import save
 
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    # One entry, since safetensors writes several in varying order.
-    write_atomically(path, save(contiguous, {"pace": json.dumps(metadata)}))
+    write_atomically(path, save(contiguous, {"pace": json.dumps(metadata)}))  # one entry: several would be shuffled
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -179,11 +162,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} was not written by finetune")
-    return tensors, metadata
-
-
-def _history(metadata: dict[str, Any]) -> list[Epoch]:
-    return [Epoch(*epoch) for epoch in metadata["history"]]
+    return tensors, metadata | {"history": [Epoch(*epoch) for epoch in metadata["history"]]}
 
 
 def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
@@ -193,7 +172,6 @@ def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
     if hasattr(config, "id2label"):  # transformers keeps the classes here
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-        model.num_labels = len(names)
     if tower.classifiers and all(layer.out_features == len(names) for layer in tower.classifiers):
         return tower
     with torch.random.fork_rng(devices=[]):
@@ -206,10 +184,8 @@ def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
                     parent, _, name = path.rpartition(".")
                     setattr(model.get_submodule(parent), name, nn.Linear(layer.in_features, len(names)))
         else:
-            raise ValueError(
-                f"model: {type(model).__name__} has no classifier to train; load it with one "
-                "(in transformers, as …ForImageClassification)"
-            )
+            kind = type(model).__name__
+            raise ValueError(f"model: {kind} has no classifier to train; load it with one (…ForImageClassification)")
     return describe_tower(model)
 
 
@@ -234,7 +210,5 @@ def split_off(images: ImageSet, validation: ImageSet | float, seed: int) -> tupl
         members = order[images.labels[order] == label]
         # At least one, but never the last image of a class.
         held_out += members[: min(max(1, round(validation * len(members))), len(members) - 1)].tolist()
-    if not held_out:
-        raise ValueError("validation: no class has two images, so none can be held out; pass an ImageSet")
     rest = sorted(set(range(len(images))) - set(held_out))
     return images.subset(rest), images.subset(sorted(held_out))

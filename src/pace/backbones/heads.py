@@ -34,17 +34,13 @@ def linear_probe(features: Any, labels: Any) -> nn.Linear:
 
     x = torch.as_tensor(features).detach().cpu().double().numpy()
     y = torch.as_tensor(labels).detach().cpu().numpy()
-    if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise ValueError(f"expected features (images, p) and labels (images,); found {x.shape} and {y.shape}")
     classes = np.unique(y)
     if len(classes) < 2 or not np.array_equal(classes, np.arange(len(classes))):
-        raise ValueError(
-            f"labels: expected 0 … N − 1, N ≥ 2, each at least once; found {len(classes)} from {classes[:8]}"
-        )
+        found = f"{len(classes)} from {classes[:8]}"
+        raise ValueError(f"labels: expected 0 … N − 1, N ≥ 2, each at least once; found {found}")
     scaler = StandardScaler().fit(x)
     probe = LogisticRegression(max_iter=1000).fit(scaler.transform(x), y)
-    weight = probe.coef_ / scaler.scale_
-    bias = probe.intercept_ - weight @ scaler.mean_
+    weight, bias = probe.coef_ / scaler.scale_, probe.intercept_ - probe.coef_ @ (scaler.mean_ / scaler.scale_)
     if len(classes) == 2:  # scikit-learn gives one logit for two classes
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     return _linear(torch.from_numpy(weight), torch.from_numpy(bias))

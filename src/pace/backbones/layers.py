@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from pace.backbones.backbone import Backbone
+from pace.backbones.libraries import describe
+from pace.backbones.tower import Tower
 from pace.images import ImageSet, open_images
 from pace.observations import Observations
 from pace.observing.extract import observe
@@ -73,8 +75,7 @@ def choose_layer(
     if isinstance(images, (Tensor, ImageSet)) and len(images) > _SAMPLE:
         rows = np.sort(np.random.default_rng(seed).permutation(len(images))[:_SAMPLE]).tolist()
         images = images[rows] if isinstance(images, Tensor) else images.subset(rows)
-    last = Backbone(model)
-    attention_layer = -1 if last.has_known_blocks else None
+    last, attention_layer = Backbone(model), -1 if isinstance(describe(model), Tower) else None
     shares: dict[int, float] = {}
     for layer in range(last.layer, last.layers // 2 - 1, -1):
         backbone = Backbone(model, layer, attention_layer=attention_layer)
@@ -85,12 +86,9 @@ def choose_layer(
             break
     chosen = max(shares, key=shares.__getitem__)  # if one reaches `least`, it is the largest: the search stops there
     if report is not None:
-        report(_reason(chosen, shares, least))
+        others = [f"{100 * share:.1f} % at block {layer}" for layer, share in shares.items() if layer != chosen]
+        beside = f", against {', '.join(others)}" if others else ""
+        missed = "" if shares[chosen] >= least else f"; no block considered reaches {100 * least:.1f} %"
+        share = f"{100 * shares[chosen]:.1f} % of its patches' variance"
+        report(f"block {chosen}: {share} lies within images{beside}{missed}")
     return chosen
-
-
-def _reason(chosen: int, shares: Mapping[int, float], least: float) -> str:
-    others = [f"{100 * share:.1f} % at block {layer}" for layer, share in shares.items() if layer != chosen]
-    beside = f", against {', '.join(others)}" if others else ""
-    missed = "" if shares[chosen] >= least else f"; no block considered reaches {100 * least:.1f} %"
-    return f"block {chosen}: {100 * shares[chosen]:.1f} % of its patches' variance lies within images{beside}{missed}"

@@ -17,7 +17,7 @@ from torch import nn
 
 from pace.backbones import color_vit
 from pace.backbones.backbone import Backbone, Head
-from pace.backbones.from_timm import normalize_with
+from pace.backbones.libraries import normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
 
 Layer = int | Literal["auto"]
@@ -32,22 +32,18 @@ def load(
     Parameters
     ----------
     name
-        - a timm model, ``"vit_small_patch14_reg4_dinov2"``, optionally with ``timm:`` before it;
-        - a Hugging Face id, ``"facebook/dinov2-small"``;
-        - a folder in which transformers or timm saved a model;
-        - a ``.safetensors`` file of weights for the timm architecture `model`; weights for another image size or patch
-          size are resampled.
-        Names are downloaded by the library they belong to, unless it has them already; files need no network.
+        A timm model, ``"vit_small_patch14_reg4_dinov2"``, or a Hugging Face id, ``"facebook/dinov2-small"``, which
+        that library downloads unless it has it already; a folder in which transformers or timm saved a model; or a
+        ``.safetensors`` file of weights for the timm architecture `model`, resampled to another image or patch size.
     normalize
-        How pixels are normalised for a timm model: "imagenet", "half" (from -1 to 1) or "clip". By default as the file
-        of `pace.backbones.finetune` says, or as timm says for its own weights of that name, which may be wrong for a
-        file of other weights.
+        How pixels are normalised for a timm model: "imagenet", "half" (from -1 to 1) or "clip". By default as a file of
+        `finetune` says, or as timm says for its own weights of that name, which may be wrong for other weights.
     options
         For the library's own constructor: ``img_size=224``, ``num_classes=102``, …
     """
     text, path = os.fspath(name), Path(name).expanduser()
     if path.is_file():
-        loaded = _weights(path, model, options)
+        loaded: nn.Module = _weights(path, model, options)
     elif path.is_dir():
         loaded = _folder(path, options)
     elif path.suffix == ".safetensors" or path.is_absolute() or text.startswith(".") or text.count("/") > 1:
@@ -67,7 +63,7 @@ def load(
     return loaded.eval()
 
 
-def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Module:
+def _weights(path: Path, model: str | None, options: dict[str, Any]) -> Any:
     if path.suffix != ".safetensors":
         raise ValueError(f"{path}: expected a .safetensors file; other formats can run code when they are read")
     if model is None:
@@ -85,7 +81,7 @@ def _weights(path: Path, model: str | None, options: dict[str, Any]) -> nn.Modul
         raise ValueError(f"{path}: not the weights of {model}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _folder(path: Path, options: dict[str, Any]) -> nn.Module:
+def _folder(path: Path, options: dict[str, Any]) -> Any:
     config = path / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{config}: expected in the folder of a model saved by transformers or timm")
@@ -94,27 +90,25 @@ def _folder(path: Path, options: dict[str, Any]) -> nn.Module:
     return _transformers(str(path), {"local_files_only": True} | options)
 
 
-def _timm(name: str, options: dict[str, Any]) -> nn.Module:
-    model: nn.Module = import_module("timm").create_model(name, **{"pretrained": True} | options)
-    return model
+def _timm(name: str, options: dict[str, Any]) -> Any:
+    return import_module("timm").create_model(name, **{"pretrained": True} | options)
 
 
 def _known(name: str) -> str:
-    name, timm = name.removeprefix("timm:"), import_module("timm")
+    timm = import_module("timm")
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), 3)
         raise ValueError(f"{name}: timm has no such model" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return name
 
 
-def _transformers(name: str, options: dict[str, Any]) -> nn.Module:
+def _transformers(name: str, options: dict[str, Any]) -> Any:
     """Of the class that the configuration names, so that its classifier is loaded too."""
     transformers = import_module("transformers")
-    local = {"local_files_only": True} if options.get("local_files_only") else {}
-    architectures = transformers.AutoConfig.from_pretrained(name, **local).architectures or ["AutoModel"]
-    loader = getattr(transformers, architectures[0], transformers.AutoModel)
-    model: nn.Module = loader.from_pretrained(name, **options)
-    return model
+    local = options.get("local_files_only", False)
+    architectures = transformers.AutoConfig.from_pretrained(name, local_files_only=local).architectures
+    loader = getattr(transformers, (architectures or ["AutoModel"])[0], transformers.AutoModel)
+    return loader.from_pretrained(name, **options)
 
 
 @dataclass(frozen=True)
@@ -139,10 +133,7 @@ class ModelChoice:
 
 
 def open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module, tuple[str, ...] | None]:
-    """The model, and the names of its classes if they are known.
-
-    Without `pretrained`, a timm model by name has random weights, for others to be loaded into it.
-    """
+    """The model, and its class names if they are known. Without `pretrained`, a timm name gives random weights."""
     if choice.name == COLOR:
         for option in ("architecture", "image_size", "normalize"):
             if getattr(choice, option) is not None:
@@ -181,8 +172,7 @@ def open_backbone(
     if layer is None:
         layer = color_vit.LAYER if choice.name == COLOR else "auto"
     if layer == "auto":
-        if choose_layer is None:
-            raise ValueError("layer: expected a number; there are no images to choose one by")
+        assert choose_layer is not None
         layer, attention_layer = choose_layer(model), -1
     return Backbone(model, layer, head, choice.count_cls, attention_layer)
 

@@ -1,12 +1,9 @@
-"""`Tower`: where a vision transformer keeps its blocks, final norm and classifier, and how to read and split it.
-
-The library modules (`from_timm`, …) write such descriptions; everything done with them is here.
-"""
+"""`Tower`: where a vision transformer keeps its blocks, final norm and classifier, and how to read and split it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -14,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.backbones.attention import AttentionProbe, Windows, attention_received, probing
-from pace.backbones.patching import eval_mode, replaced_forward
+from pace.backbones.attention import AttentionProbe, Windows, attention_received
 from pace.backbones.preprocessing import Preprocessing
 
 
@@ -91,12 +87,10 @@ class Tower:
 
     Parameters
     ----------
-    model
-        The whole model.
+    model, sizes
+        The whole model, and the image sizes it takes.
     blocks, dims
         The transformer's blocks in order, and d of each one's output: (images, tokens, d) or (images, rows, columns, d).
-    sizes
-        The image sizes it takes.
     prefix, has_cls
         Tokens before the first patch, and whether CLS is the first of them.
     run
@@ -107,10 +101,8 @@ class Tower:
         The linear layers that make the logits; with several, their inputs are averaged to one pooled feature.
     pool
         An attention pooling head in place of CLS (SigLIP).
-    merges
-        How often 2 x 2 tokens were merged before each block (Swin).
-    windows
-        How a block cuts a token grid into windows (Swin).
+    merges, windows
+        How often 2 x 2 tokens were merged before each block, and how a block cuts a token grid into windows (Swin).
     """
 
     model: nn.Module
@@ -156,9 +148,14 @@ class Tower:
         asked = self.blocks[watched]
         if self.pool is not None and not self.has_cls and watched == self.layers - 1:
             asked = self.pool
-        probe = AttentionProbe(slice(0, 1) if self.has_cls else slice(None))
+        probe, own = AttentionProbe(slice(0, 1) if self.has_cls else slice(None)), asked.forward
+
+        def probed(*args: Any, **kwargs: Any) -> Any:
+            with probe:
+                return own(*args, **kwargs)
+
         with torch.no_grad(), eval_mode(self.model):
-            with probing(asked, probe):
+            with replaced_forward(asked, probed):
                 tokens, pooled, logits = self._follow(images, layer, grid)
             if len(probe.seen) != 1:
                 raise ValueError(
@@ -169,18 +166,14 @@ class Tower:
             if self.windows is not None:
                 attention = attention_received(probe.seen[0], grid, self.windows(asked, grid))
             else:
-                attention = self._of_tokens(probe.seen[0].mean(1), tokens, asked)
-        return Look(tokens, attention, pooled, logits)
-
-    def _of_tokens(self, attention: Tensor, tokens: Tensor, asked: nn.Module) -> Tensor:
-        """(B, T), with 0 for prefix tokens that a pooling head does not read."""
-        unseen = tokens.shape[1] - attention.shape[1]
+                attention = probe.seen[0].mean(1)
+        unseen = tokens.shape[1] - attention.shape[1]  # prefix tokens that a pooling head does not read
         if len(attention) != len(tokens) or unseen not in (0, self.prefix):
             raise ValueError(
                 f"{type(asked).__name__} computed attention of shape {tuple(attention.shape)} for tokens "
                 f"{tuple(tokens.shape)}; only attention between tokens can be explained"
             )
-        return F.pad(attention, (unseen, 0)) if unseen else attention
+        return Look(tokens, F.pad(attention, (unseen, 0)) if unseen else attention, pooled, logits)
 
     def split(self, images: Tensor, layer: int) -> Tensor:
         """g of f = h ∘ g: all tokens (B, T, d) of a layer."""
@@ -269,7 +262,43 @@ class Tower:
         return torch.stack(read).mean(0) if len(read) > 1 else read[0], output
 
 
-def classifier_of(head: nn.Module) -> list[nn.Module]:
-    """The last linear layer of a head, which makes the logits; none for an identity."""
-    layers: list[nn.Module] = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
-    return layers[-1:]
+# Changes to a model for the length of a call, undone even when the model raises.
+
+# Switched off during a call. Checkpointing would run blocks a second time without our replacements, and compiled code
+# would run as it was traced, without them.
+_OFF = (("training", False), ("grad_checkpointing", False), ("_compiled_call_impl", None))
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode. Sets the flags directly, since some models overload ``eval()`` to do more."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    modules = [model]
+    try:
+        while modules:  # much faster than modules(), which would show in a small batch's time on a GPU
+            module = modules.pop()
+            state = vars(module)
+            for name, off in _OFF:
+                if state.get(name):
+                    before.append((state, name, state[name]))
+                    state[name] = off
+            if "shift_size" in state:  # transformers' Swin shrinks its windows for good when it meets a small image
+                before += [(state, name, state[name]) for name in ("shift_size", "window_size")]
+            modules += filter(None, module._modules.values())
+        yield
+    finally:
+        for state, name, value in before:
+            state[name] = value
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """`module` runs `forward` instead of its own."""
+    state = vars(module)
+    before = {"forward": state["forward"]} if "forward" in state else {}  # accelerate, for one, puts its own here
+    state["forward"] = forward
+    try:
+        yield
+    finally:
+        del state["forward"]
+        state.update(before)

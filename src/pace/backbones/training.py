@@ -21,10 +21,8 @@ from pace.progress import Advance
 _WARMUP = 0.1  # share of all steps over which the learning rate rises
 _WEIGHT_DECAY = 0.05
 _LABEL_SMOOTHING = 0.1
-_CLIP_NORM = 1.0
 
 # Augmentation, gentler than the paper's perturbation.
-_AREA = (0.5, 1.0)  # share of the image that crops keep
 _JITTER = 0.4  # brightness, contrast and saturation change by up to this factor
 _HUE = 0.05  # of a turn
 _JITTERED = 0.8  # share of images with any jitter
@@ -42,8 +40,7 @@ class Epoch(NamedTuple):
 def best_epoch(history: Sequence[Epoch]) -> int:
     """The last epoch within one standard error of the highest accuracy.
 
-    A few held-out images cannot tell such epochs apart, and late ones are better trained: the learning rate is small
-    there, and they have seen more augmented images.
+    A few held-out images cannot tell such epochs apart, and late ones have seen more augmented images.
     """
     top = max(history, key=lambda epoch: epoch.accuracy)
     error = math.sqrt(top.accuracy * (1 - top.accuracy) / top.images) if top.images else 0.0
@@ -63,8 +60,8 @@ class Augmentation:
         mirrored = (flip < 0.5).to(batch.device)[:, None, None, None]
         batch = torch.where(mirrored, batch.flip(-1), batch)
         height, width = batch.shape[2:]
-        # Proportions are between 3 : 4 and 4 : 3 of the image's own.
-        side, stretch = (_AREA[0] + (_AREA[1] - _AREA[0]) * area).sqrt(), torch.exp(math.log(4 / 3) * (ratio - 0.5))
+        # Crops keep half of the area or more, and nearly the image's own proportions.
+        side, stretch = (0.5 + 0.5 * area).sqrt(), torch.exp(math.log(4 / 3) * (ratio - 0.5))
         wide, high = (width * side * stretch).clamp(1, width), (height * side / stretch).clamp(1, height)
         left, top = right * (width - wide), down * (height - high)
         batch = pixels.crop_and_resize(batch, torch.stack([left, top, left + wide, top + high], dim=1))
@@ -102,14 +99,7 @@ class Trainer:
         self._model = self.tower.model
         self._device = next(self._model.parameters()).device
         self._steps_per_epoch = math.ceil(len(self.train) / self.batch_size)
-        groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
-        for parameter, share in learning_rate_shares(self.tower, self.layer_decay):
-            decay = _WEIGHT_DECAY if parameter.ndim > 1 else 0.0  # not on biases, norms and scales
-            groups[share, decay].append(parameter)
-        self._optimizer = torch.optim.AdamW(
-            [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()],
-            lr=self.lr,
-        )
+        self._optimizer = torch.optim.AdamW(parameter_groups(self.tower, self.layer_decay), lr=self.lr)
 
     def run_epoch(self, advance: Advance) -> None:
         """One more pass over the training images, in a new order, and one over the held-out images."""
@@ -145,7 +135,7 @@ class Trainer:
             group["lr"] = group["share"] * self._rate(step)
         loss = F.cross_entropy(self._logits(batch), labels, label_smoothing=_LABEL_SMOOTHING)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._model.parameters(), _CLIP_NORM)
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.detach()
@@ -197,15 +187,16 @@ class Trainer:
         self._optimizer.load_state_dict(optimizer)
 
 
-def learning_rate_shares(tower: Tower, decay: float) -> Iterator[tuple[Tensor, float]]:
-    """Every trained parameter with its share of the learning rate: 1 in the last block and the classifier."""
+def parameter_groups(tower: Tower, layer_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters by their share of the learning rate (1 in the last block) and their weight decay."""
     last = len(tower.blocks)
     depth = {id(parameter): number for number, block in enumerate(tower.blocks, 1) for parameter in block.parameters()}
-    of_blocks = set(depth)
-    depth |= {id(parameter): last for layer in tower.classifiers for parameter in layer.parameters()}
-    elsewhere = 0  # patch and position embeddings come before the blocks, norms and pools after them
+    elsewhere = 0  # patch and position embeddings come before the blocks, norms and classifiers after them
+    groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
     for parameter in tower.model.parameters():
-        if id(parameter) in of_blocks:
+        if id(parameter) in depth:
             elsewhere = last
         if parameter.requires_grad:
-            yield parameter, decay ** (last - depth.get(id(parameter), elsewhere))
+            decay = _WEIGHT_DECAY if parameter.ndim > 1 else 0.0  # not on biases, norms and scales
+            groups[layer_decay ** (last - depth.get(id(parameter), elsewhere)), decay].append(parameter)
+    return [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()]
