@@ -4,7 +4,7 @@ from pathlib import Path
 import torch
 
 from pace import Backbone
-from pace.backbones.color_vit import class_names, load_model
+from pace.backbones.color_vit import load, load_model
 from pace.images import Color, prepare
 from pace.observing.extract import observe_pair
 
@@ -33,7 +33,7 @@ def test_the_shipped_model_reads_whole_images():
 
 
 def test_class_names_are_those_of_color():
-    assert list(class_names()) == Color("test", n_per_class=5).class_names
+    assert list(load().class_names) == Color("test", n_per_class=5).class_names
 
 
 def test_the_training_script_makes_an_equivalent_model(tmp_path):

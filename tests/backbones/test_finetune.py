@@ -10,16 +10,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from pace.backbones import Backbone, batches, checkpoints, finetune, load, load_finetuned, training
-from pace.backbones.augmentation import Augmentation
+from pace.backbones import Backbone, finetune, finetuning, load, load_finetuned
 from pace.backbones.finetuning import Finetuned, split_off
 from pace.backbones.libraries import describe_tower
+from pace.backbones.training import Augmentation, Trainer, parameter_groups
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
 pytest.importorskip("kornia")
 
-SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "lr": 2e-3, "progress": False}
+SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "lr": 2e-3}
 
 
 def tiny(seed: int = 0, classes: int = 5, depth: int = 2) -> nn.Module:
@@ -108,10 +108,7 @@ def test_it_learns_two_classes_of_colours(images: ImageSet) -> None:
     assert (predictions.argmax(1).numpy() == test.labels).mean() == 1.0
 
 
-def test_the_same_call_gives_the_same_weights_also_when_images_do_not_fit_in_memory(
-    images: ImageSet, tuned: Tuned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, "_CACHE_BYTES", 0)
+def test_the_same_call_gives_the_same_weights(images: ImageSet, tuned: Tuned) -> None:
     again = finetune(tiny(), images, **SETTINGS)
     assert equal(weights(again.model), weights(tuned.result.model))
     assert again.history == tuned.result.history
@@ -121,21 +118,21 @@ def test_the_same_call_gives_the_same_weights_also_when_images_do_not_fit_in_mem
 def test_a_finished_run_is_not_repeated_and_another_one_is_refused(
     images: ImageSet, tuned: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training.Trainer, "run_epoch", None)
+    monkeypatch.setattr(Trainer, "run_epoch", None)
     before = tuned.path.read_bytes()
     again = finetune(tiny(), images, checkpoint=tuned.path, **SETTINGS)
     assert equal(weights(again.model), weights(tuned.result.model))
     first = tuned.result
     assert (again.history, again.accuracy, again.epoch) == (first.history, first.accuracy, first.epoch)
-    others: list[tuple[dict[str, Any], str]] = [
-        ({"lr": 1e-3}, r"m\.safetensors belongs to another run: lr was 0\.002, now 0\.001"),
-        ({"model": tiny(seed=9)}, "model was .*, now "),
-        ({"images": Color("train", n_per_class=40, size=32, seed=3)}, "images was "),
-        ({"augment": False}, "augment was .*, now none"),
+    others: list[dict[str, Any]] = [
+        {"lr": 1e-3},
+        {"model": tiny(seed=9)},
+        {"images": Color("train", n_per_class=40, size=32, seed=3)},
+        {"augment": False},
     ]
-    for change, message in others:
+    for change in others:
         settings: Any = {"model": tiny(), "images": images, "checkpoint": tuned.path, **SETTINGS, **change}
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=r"m\.safetensors is of another run"):
             finetune(settings.pop("model"), settings.pop("images"), **settings)
     assert tuned.path.read_bytes() == before
 
@@ -144,7 +141,7 @@ def test_weights_go_into_a_fresh_model_of_the_same_architecture_only(tuned: Tune
     loaded = load_finetuned(tiny(seed=1, classes=7), tuned.path)
     assert equal(weights(loaded.model), weights(tuned.result.model))
     assert (loaded.accuracy, loaded.class_names) == (tuned.result.accuracy, tuned.result.class_names)
-    with pytest.raises(ValueError, match="do not fit test_vit"):
+    with pytest.raises(ValueError, match="does not fit this VisionTransformer: "):
         load_finetuned(timm.create_model("test_vit"), tuned.path)
     with pytest.raises(FileNotFoundError, match="no fine-tuned model at"):
         load_finetuned(tiny(), tmp_path / "other.safetensors")
@@ -160,11 +157,10 @@ def test_the_checkpoint_is_plain_safetensors_that_says_what_it_is(images: ImageS
     assert metadata["architecture"] == "test_vit"
     assert metadata["class_names"] == ["red/yellow", "green/blue"]
     assert metadata["preprocessing"]["size"] == [32, 32]
-    assert metadata["accuracy"] == result.accuracy
     assert equal(weights(load(path, model="test_vit", img_size=32)), weights(result.model))
     again = load_finetuned(timm.create_model("test_vit", img_size=32), path)
-    assert again.preprocessing == Backbone(again.model).preprocessing == result.preprocessing
-    assert again.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert Backbone(again.model).preprocessing == Backbone(result.model).preprocessing
+    assert Backbone(again.model).preprocessing.mean == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -191,52 +187,54 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["weights 0", "state 0", "training 2", "end"])
+@pytest.mark.parametrize("where", ["writing 0", "training 2", "writing 3"])
 def test_stopped_anywhere_it_resumes_to_the_same_bits(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    # Every epoch improves, so that both files are written after each.
-    monkeypatch.setattr(training.Trainer, "evaluate", lambda run, *_: (1.0, run.step / 100))
+    scores = [0.5, 1.0, 0.0]  # the best weights must survive too
+    monkeypatch.setattr(Trainer, "evaluate", lambda run: (1.0, scores[len(run.history)]))
     whole = finetune(tiny(), images, checkpoint=tmp_path / "whole.safetensors", **SETTINGS)
     path = tmp_path / "parts.safetensors"
     events: list[str] = []
 
     def event(name: str) -> None:
-        if f"{name} {events.count(name)}" == where or (where, name, events.count(name)) == ("end", "weights", 3):
+        if f"{name} {events.count(name)}" == where:
             raise Stop
         events.append(name)
 
-    real_train, real_write = training.Trainer.run_epoch, checkpoints.write_atomically
+    real_train, real_write = Trainer.run_epoch, finetuning.write_atomically
 
-    def train(*arguments: Any) -> float:
+    def train(*arguments: Any) -> None:
         event("training")
-        return real_train(*arguments)
+        real_train(*arguments)
 
     def write(target: Path, data: bytes) -> None:
-        event("state" if ".resume" in target.name else "weights")
+        event("writing")
         real_write(target, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "run_epoch", train)
-        patch.setattr(checkpoints, "write_atomically", write)
+        patch.setattr(Trainer, "run_epoch", train)
+        patch.setattr(finetuning, "write_atomically", write)
         with pytest.raises(Stop):
             finetune(tiny(), images, checkpoint=path, **SETTINGS)
+    if path.exists():
+        with pytest.raises(ValueError, match="its training has not finished"):
+            load_finetuned(tiny(), path)
     resumed = finetune(tiny(), images, checkpoint=path, **SETTINGS)
     assert resumed.history == whole.history
     assert equal(weights(resumed.model), weights(whole.model))
     assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
-    assert not (tmp_path / "parts.resume.safetensors").exists()
 
 
 def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([(1.0, 0.5), (0.4, 0.9), (0.5, 0.85), (0.1, 0.7)])
     seen: list[dict[str, Tensor]] = []
 
-    def evaluate(run: Any, *_: Any) -> tuple[float, float]:
-        seen.append(weights(run.model))
+    def evaluate(run: Trainer) -> tuple[float, float]:
+        seen.append(weights(run.tower.model))
         return next(scores)
 
-    monkeypatch.setattr(training.Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
     result = finetune(tiny(), images, checkpoint=tmp_path / "m.safetensors", **{**SETTINGS, "epochs": 4})
     assert (result.epoch, result.accuracy) == (2, 0.85)  # six images cannot tell it from 0.9, and it comes later
     assert equal(weights(result.model), seen[2])
@@ -268,7 +266,7 @@ def test_augmentation_depends_on_seed_and_number_alone_and_stays_in_range(images
 @pytest.mark.parametrize(("depth", "expected"), [(2, (0.25, 0.5, 1, 1)), (1, (0.5, 1, 1, 1))])
 def test_early_blocks_learn_at_a_smaller_rate(depth: int, expected: tuple[float, ...]) -> None:
     model = tiny(depth=depth)
-    shares = {id(p): share for p, share in training.learning_rate_shares(describe_tower(model), 0.5)}
+    shares = {id(p): group["share"] for group in parameter_groups(describe_tower(model), 0.5) for p in group["params"]}
     found = {name: shares[id(p)] for name, p in model.named_parameters()}
     assert tuple(found[n] for n in ("pos_embed", "blocks.0.norm1.weight", "norm.weight", "head.weight")) == expected
 
@@ -279,12 +277,11 @@ def test_early_blocks_learn_at_a_smaller_rate(depth: int, expected: tuple[float,
         ({"epochs": 0}, "epochs and batch_size: expected 1 or more; found 0"),
         ({"lr": -1.0}, "lr: expected a number above 0"),
         ({"layer_decay": 0.0}, "layer_decay: expected a share above 0 and up to 1; found 0.0"),
-        ({"warmup": 1.0}, "warmup: expected a share from 0 to below 1"),
         ({"validation": 1.5}, "expected an ImageSet or a share between 0 and 1; found 1.5"),
         ({"checkpoint": "model.pt"}, r"expected a name that ends in \.safetensors; found model\.pt"),
         ({"model": vit_of_transformers("ViTModel")}, "ViTModel has no classifier to train; load it with one"),
         ({"images": unlabelled()}, "images: no labels"),
-        ({"model": broken()}, r"the loss is nan after 4 steps; try less than 0\.002"),
+        ({"model": broken()}, r"the loss is nan in epoch 1; try less than 0\.002"),
     ],
 )
 def test_what_cannot_be_trained_is_explained(images: ImageSet, change: dict[str, Any], message: str) -> None:

@@ -31,8 +31,6 @@ def test_a_probe_is_the_logistic_regression_it_was_fitted_by(classes: int) -> No
 def test_probes_need_an_example_of_every_class(labels: list[int], found: str) -> None:
     with pytest.raises(ValueError, match=found):
         linear_probe(torch.randn(4, 3), labels)
-    with pytest.raises(ValueError, match=r"found \(4, 3\) and \(5,\)"):
-        linear_probe(torch.randn(4, 3), [0, 1, 0, 1, 0])
 
 
 def test_zero_shot_predictions_are_those_of_clip() -> None:

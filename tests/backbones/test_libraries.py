@@ -103,22 +103,6 @@ def test_fused_attention_stays_on() -> None:
     assert (count.fused, count.written_out) == (3, 0), "in every block, the watched one too"
 
 
-def test_tokens_first_towers_of_older_open_clip() -> None:
-    from open_clip.transformer import Transformer
-
-    family = FAMILIES["open_clip-vit"]
-    model, images = family.model(), family.images()
-    expected = [Backbone(model, layer)(images) for layer in range(3)]
-    old = Transformer(32, 3, 4, batch_first=False).eval()
-    old.load_state_dict(model.visual.transformer.state_dict())
-    model.visual.transformer = old
-    for layer, before in enumerate(expected):
-        backbone = Backbone(model, layer, head=nn.Identity())
-        torch.testing.assert_close(backbone(images).embeddings, before.embeddings)
-        torch.testing.assert_close(backbone(images).attention, before.attention)
-        torch.testing.assert_close(backbone.forward_from(backbone.split(images)), model.encode_image(images))
-
-
 # Wrong input.
 
 
@@ -129,8 +113,6 @@ def test_models_without_a_vision_transformer_are_refused() -> None:
         Backbone(resnet18(num_classes=2))
     with pytest.raises(ValueError, match=r"expected a torch module .* found builtins.str"):
         Backbone("vit_base_patch16_224")
-    with pytest.raises(ValueError, match="TorchScript"):
-        Backbone(torch.jit.trace(_vit(), torch.zeros(1, 3, 32, 32)))
 
 
 def test_a_transformer_inside_an_unknown_model_is_pointed_at() -> None:

@@ -34,7 +34,7 @@ def test_weights_in_a_file_make_the_model_they_came_from(tmp_path: Path, tiny: t
 def test_weights_without_a_classifier_make_a_model_without_one(tmp_path: Path, tiny: torch.nn.Module) -> None:
     bare = {name: weight for name, weight in tiny.state_dict().items() if not name.startswith("head.")}
     save_file(bare, tmp_path / "tiny.safetensors")
-    found = load(tmp_path / "tiny.safetensors", model="timm:test_vit")
+    found = load(tmp_path / "tiny.safetensors", model="test_vit")
     assert Backbone(found)(torch.randn(1, 3, 160, 160)).predictions is None
 
 
@@ -48,9 +48,6 @@ def test_the_normalisation_is_that_of_the_weights_or_as_told(tmp_path: Path, tin
     save_file(tiny.state_dict(), file, {"pace": json.dumps(trained_with)})
     found = Backbone(load(file, model="test_vit")).preprocessing
     assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    for said in ("not json", "[1]", json.dumps({"preprocessing": None}), json.dumps({"preprocessing": {"mean": 3}})):
-        save_file(tiny.state_dict(), file, {"pace": said})  # by whoever
-        assert Backbone(load(file, model="test_vit")).preprocessing == usual
     with pytest.raises(ValueError, match="normalize: expected imagenet, half, clip; found none"):
         load(file, model="test_vit", normalize="none")
 
@@ -104,7 +101,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path, tiny: torch.nn.Module) -
         load(path, model="vit_tiny_patch16_224")
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="timm has no such model"):
-        load("timm:vit_no_such_thing")
+        load("vit_no_such_thing")
     with pytest.raises(FileNotFoundError, match="elsewhere"):
         load(tmp_path / "elsewhere.safetensors")
     with pytest.raises(FileNotFoundError, match=r"config\.json"):

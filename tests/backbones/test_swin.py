@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pace.backbones.swin import Windows, attention_received, token_windows
+from pace.backbones.attention import Windows, attention_received, token_windows
 
 
 def test_windows_of_a_shifted_grid_worked_out_by_hand() -> None:

@@ -132,7 +132,7 @@ def test_a_method_that_fails_is_a_row_and_is_tried_again(whole, recipe):
 
 
 def test_an_automatic_layer_is_chosen_on_the_training_images(tmp_path, recipe, monkeypatch):
-    from pace.observing import layers
+    from pace.backbones import layers
 
     observe, asked, shares = layers.observe, [], iter([0.2, 0.5])
 

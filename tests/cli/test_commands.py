@@ -173,7 +173,7 @@ def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere
 
 
 def test_an_automatic_layer_is_explained_and_remembered(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
-    from pace.observing import layers
+    from pace.backbones import layers
 
     shares = iter([0.25, 0.75] * 9)  # the last block never has enough within images, the one before always has
     monkeypatch.setattr(layers, "within_share", lambda seen: next(shares))

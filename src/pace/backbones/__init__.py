@@ -3,8 +3,8 @@
 from pace.backbones.backbone import Backbone
 from pace.backbones.finetuning import finetune, load_finetuned
 from pace.backbones.heads import linear_probe, zero_shot
-from pace.backbones.loading import load
-from pace.backbones.opening import ModelChoice, open_backbone, open_model
+from pace.backbones.layers import choose_layer, within_share
+from pace.backbones.loading import ModelChoice, load, open_backbone, open_model
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Look, Model, Sizes, Tower
 
@@ -16,11 +16,13 @@ __all__ = [
     "Preprocessing",
     "Sizes",
     "Tower",
+    "choose_layer",
     "finetune",
     "linear_probe",
     "load",
     "load_finetuned",
     "open_backbone",
     "open_model",
+    "within_share",
     "zero_shot",
 ]

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pace.backbones.fingerprint import fingerprint
 from pace.backbones.libraries import describe
-from pace.backbones.patching import eval_mode
-from pace.backbones.preprocessing import Preprocessing
-from pace.backbones.tower import Tower
-from pace.observations import Batch
-
-if TYPE_CHECKING:
-    from pace.observations import Observations
+from pace.backbones.tower import Tower, eval_mode
+from pace.observations import Batch, Observations
 
 Head = nn.Module | Callable[[Tensor], Tensor]
 
@@ -42,6 +35,9 @@ class Backbone:
     attention_layer
         The block whose attention weighs the tokens, by default `layer` itself. The last block's attention shows what
         the prediction is based on.
+
+    It has the number of `layers`, d of the layer's tokens (`dim`), the model's `preprocessing`, `has_cls` (whether its
+    first token is CLS, counted or not) and `prefix_tokens`: 1 if CLS is counted, before the first patch, else 0.
     """
 
     def __init__(
@@ -53,16 +49,15 @@ class Backbone:
         attention_layer: int | None = None,
     ) -> None:
         self.model, self.head, self.count_cls = model, head, count_cls
-        self._described = describe(model)
+        self._described = described = describe(model)
+        self.layers, self.has_cls, self.preprocessing = described.layers, described.has_cls, described.preprocessing
+        self.prefix_tokens = int(described.has_cls and count_cls)
         self.layer = self._block("layer", layer)
-        self.attention_layer = (
-            self.layer if attention_layer is None else self._block("attention_layer", attention_layer)
-        )
-        if self.attention_layer != self.layer and not self.has_known_blocks:
-            raise ValueError(
-                f"attention_layer: {type(self._described).__name__} only gives the attention of layer {self.layer} "
-                "itself; another block's needs a model with known blocks"
-            )
+        self.dim = described.dim(self.layer)
+        self.attention_layer = self._block("attention_layer", layer if attention_layer is None else attention_layer)
+        if self.attention_layer != self.layer and not isinstance(described, Tower):
+            kind = type(described).__name__
+            raise ValueError(f"attention_layer: {kind} only gives the attention of layer {self.layer} itself")
 
     def __call__(self, images: Tensor) -> Batch:
         """Embeddings (B, J, d), attention (B, J) and predictions (B, N) of normalised images (B, 3, H, W)."""
@@ -72,10 +67,8 @@ class Backbone:
     def every_token(self, images: Tensor) -> Batch:
         """The same with all T tokens of the layer, including those that do not count."""
         with torch.no_grad():
-            if isinstance(self._described, Tower):
-                look = self._described.look(images, self.layer, self.attention_layer)
-            else:
-                look = self._described.look(images, self.layer)
+            other = (self.attention_layer,) if isinstance(self._described, Tower) else ()
+            look = self._described.look(images, self.layer, *other)
             logits = self._logits(look.pooled, look.logits)
         predictions = None if logits is None else logits.softmax(-1, dtype=torch.float32)
         return Batch(look.tokens, look.attention, predictions)
@@ -86,10 +79,7 @@ class Backbone:
             return self._described.look(images, self.layer).pooled
 
     def split(self, images: Tensor) -> Tensor:
-        """g of f = h ∘ g: all T tokens (B, T, d) of the layer, with CLS, registers and distillation tokens.
-
-        Differentiable, like `forward_from`, as far as the surrounding grad mode allows.
-        """
+        """g of f = h ∘ g: all T tokens (B, T, d) of the layer, those before the patches too. Has gradients, as h has."""
         return self._tower.split(images, self.layer)
 
     def forward_from(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
@@ -101,44 +91,14 @@ class Backbone:
 
     def observe(self, images: Any, **options: Any) -> Observations:
         """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
-        # The next stage: named rather than imported, so that backbones depend on nothing that comes after them.
-        observations: Observations = import_module("pace.observing.extract").observe(self, images, **options)
-        return observations
+        from pace.observing.extract import observe
 
-    @property
-    def layers(self) -> int:
-        """Number of blocks."""
-        return self._described.layers
-
-    @property
-    def dim(self) -> int:
-        """d of the layer's tokens."""
-        return self._described.dim(self.layer)
-
-    @property
-    def has_cls(self) -> bool:
-        """Whether the model has a CLS token, counted or not. It is the first of all tokens."""
-        return self._described.has_cls
-
-    @property
-    def has_known_blocks(self) -> bool:
-        """Whether it can be split, and give the attention of other blocks than `layer`."""
-        return isinstance(self._described, Tower)
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens before the first patch: 1 if there is a CLS token and it is counted, else 0."""
-        return int(self.has_cls and self.count_cls)
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return self._described.preprocessing
+        return observe(self, images, **options)
 
     @property
     def device(self) -> torch.device:
         """Where the model is, and the results will be."""
-        parameters = self._module.parameters() if isinstance(self._module, nn.Module) else ()
-        return next((parameter.device for parameter in parameters), torch.device("cpu"))
+        return next(self._module.parameters()).device if isinstance(self._module, nn.Module) else torch.device("cpu")
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the layer's patch tokens for an image size; ValueError for a size that does not fit."""
@@ -149,11 +109,10 @@ class Backbone:
         return fingerprint(self._module, self.layer, self.head, self.prefix_tokens, self.attention_layer)
 
     def _block(self, name: str, number: int) -> int:
-        if not -self.layers <= number < self.layers:
-            raise ValueError(
-                f"{name}: expected {-self.layers} to {self.layers - 1} for {self.layers} blocks; found {number}"
-            )
-        return number % self.layers
+        count = self.layers
+        if not -count <= number < count:
+            raise ValueError(f"{name}: expected {-count} to {count - 1} for {count} blocks; found {number}")
+        return number % count
 
     @property
     def _module(self) -> Any:
@@ -167,7 +126,7 @@ class Backbone:
 
     def _logits(self, pooled: Tensor, logits: Tensor | None) -> Tensor | None:
         if isinstance(self.head, nn.Module):
-            weight = next(chain(self.head.parameters(), self.head.buffers()), pooled)
+            weight = next(self.head.parameters(), pooled)
             with eval_mode(self.head):
                 logits = self.head(pooled.to(weight.device, weight.dtype)).to(pooled.device)
         elif self.head is not None:

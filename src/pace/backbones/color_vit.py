@@ -8,13 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pace.backbones.checkpoints import read_checkpoint
-from pace.backbones.finetuning import load_finetuned
+from pace.backbones.finetuning import Finetuned, load_finetuned
 
 SIZE = 112  # pixels; 14 x 14 patches of 8, the grid of a ViT-B/16 at 224
 LAYER = 0  # the block PACE explains: later ones mix the neighbours' colours into each token
-
-WEIGHTS = Path(__file__).parent / "color_vit.safetensors"
 
 
 def new_model(seed: int = 0) -> nn.Module:
@@ -25,17 +22,9 @@ def new_model(seed: int = 0) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = import_module("timm.models.vision_transformer").VisionTransformer(
-            img_size=SIZE,
-            patch_size=8,
-            embed_dim=32,
-            depth=3,
-            num_heads=1,
-            mlp_ratio=2,
-            init_values=1e-4,
-            pos_embed="none",
-            num_classes=2,
-        )
+        shape = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 1, "mlp_ratio": 2}
+        kind = import_module("timm.models.vision_transformer").VisionTransformer
+        model: nn.Module = kind(**shape, init_values=1e-4, pos_embed="none", num_classes=2)
     # Where Backbone looks up how images are prepared: the whole image, from -1 to 1.
     model.pretrained_cfg = {  # type: ignore[assignment]
         "architecture": "pace_color_vit",
@@ -48,10 +37,11 @@ def new_model(seed: int = 0) -> nn.Module:
     return model
 
 
+def load() -> Finetuned:
+    """The trained model, in eval mode, with the names of its classes."""
+    return load_finetuned(new_model(), Path(__file__).parent / "color_vit.safetensors")
+
+
 def load_model() -> nn.Module:
     """The trained model, in eval mode."""
-    return load_finetuned(new_model(), WEIGHTS).model
-
-
-def class_names() -> tuple[str, ...]:
-    return tuple(read_checkpoint(WEIGHTS)[1]["class_names"])
+    return load().model

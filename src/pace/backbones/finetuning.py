@@ -1,11 +1,8 @@
-"""Fine-tuning, since the paper explains models fine-tuned on the dataset at hand.
-
-Every random choice depends only on the seed and the epoch, so a killed run that is started again with the same call
-resumes after its last finished epoch and ends with the same weights, bit for bit on a CPU.
-"""
+"""Fine-tuning, since the paper explains models fine-tuned on the dataset at hand."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,19 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pace.backbones.augmentation import Augmentation
-from pace.backbones.batches import Pixels
-from pace.backbones.checkpoints import Checkpoints, read_checkpoint
+from pace.atomic import write_atomically
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.from_timm import normalize_with
-from pace.backbones.libraries import describe_tower
-from pace.backbones.preprocessing import Preprocessing
+from pace.backbones.libraries import describe_tower, normalize_with
 from pace.backbones.tower import Tower
-from pace.backbones.training import Epoch, Hyperparameters, Trainer, best_epoch
-from pace.images import ImageSet, Perturb, open_images
-from pace.progress import progress as progress_bar
+from pace.backbones.training import Augmentation, Epoch, Trainer, best_epoch
+from pace.images import ImageSet, Perturb
+from pace.progress import progress
+
+_FORMAT = "pace-finetuned-1"
 
 
 @dataclass(frozen=True)
@@ -38,99 +33,52 @@ class Finetuned:
     epoch: int
     history: tuple[Epoch, ...]
     class_names: tuple[str, ...]
-    preprocessing: Preprocessing
-    checkpoint: Path | None
 
 
 def finetune(
     model: nn.Module,
-    images: ImageSet | str | os.PathLike[str],
+    images: ImageSet,
     *,
     epochs: int = 12,
     batch_size: int = 64,
     lr: float = 1e-4,
     layer_decay: float = 1.0,
-    weight_decay: float = 0.05,
-    warmup: float = 0.1,
-    label_smoothing: float = 0.1,
     augment: Perturb | bool = True,
     validation: ImageSet | float = 0.1,
     checkpoint: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-    amp: bool | None = None,
-    data_root: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    workers: int | None = None,
-    progress: bool | None = None,
 ) -> Finetuned:
     """Train `model`, in place, to classify `images`, and keep its best epoch: the last one whose accuracy on held-out
     images is within a standard error of the highest.
 
-    AdamW with linear warm-up and a cosine schedule to zero. The classifier is kept if it has the right number of
-    classes, and replaced otherwise.
+    AdamW with linear warm-up and a cosine schedule to zero. The classifier is replaced if it has another number of
+    classes.
 
     Parameters
     ----------
-    images
-        An `ImageSet` with labels, or what `pace.images.open_images` opens, with `data_root` and `split`.
     layer_decay
-        Each block's learning rate as a share of the next block's; the last block learns at `lr`. Below 1, early blocks
-        change less.
-    warmup
-        Share of all steps over which the learning rate rises to `lr`.
+        Each block's learning rate as a share of the next block's. Below 1, early blocks change less.
     augment
-        True for `Augmentation`, False for none, or any ``augment(batch, draws)`` on images in [0, 1]; no number in
-        `draws` comes twice.
+        True for flips, crops and colour jitter, False for none, or any ``augment(batch, draws)`` on images in [0, 1];
+        no number in `draws` comes twice.
     validation
         Held-out images that decide which epoch is best, or the share of each class to hold out of `images`.
     checkpoint
-        A ``.safetensors`` file for the weights of the best epoch so far. Next to it, ``.resume.safetensors`` holds what
-        a killed run needs to resume, until the run is finished.
+        A ``.safetensors`` file for the result. Until then it holds what a killed run needs: started again with the same
+        call, it resumes after its last finished epoch and ends with the same weights, bit for bit on a CPU.
     device
         Where to train; the model is moved there. By default where it is.
-    amp
-        bfloat16 autocast; by default on CUDA devices that support it.
-    workers
-        Threads that decode images.
     """
-    if isinstance(images, (str, os.PathLike)):
-        images = open_images(images, data_root, split)
-    tower = describe_tower(model)
-    where = next(model.parameters()).device if device is None else torch.device(device)
-    amp = where.type == "cuda" and torch.cuda.is_bf16_supported() if amp is None else amp
-    settings = Hyperparameters(epochs, batch_size, lr, layer_decay, weight_decay, warmup, label_smoothing, seed, amp)
     names = _class_names(images)
     train, held_out = split_off(images, validation, seed)
-    augmentation = None if augment is False else Augmentation(seed) if augment is True else augment
-    recipe = {
-        "model": _starting_weights(tower),
-        "preprocessing": str(tower.preprocessing),
-        "images": f"{len(train)} images, {train.fingerprint()}",
-        "validation": f"{len(held_out)} images, {held_out.fingerprint()}",
-        "augment": "none" if augmentation is None else fingerprint(augmentation),
-        **asdict(settings),
-    }
-    about = {
-        "architecture": _architecture(tower.model),
-        "class_names": names,
-        "preprocessing": asdict(tower.preprocessing),
-    }
-    files = Checkpoints(None if checkpoint is None else Path(checkpoint), about, recipe)
-    tower = _with_classifier(tower, names, seed)
-    tower.model.float().to(where)
-    trainer = Trainer(tower, settings, len(train))
-    history = files.restore(trainer)
-    if len(history) < epochs:
-        pixels, unseen = (Pixels(part, tower.preprocessing, where, workers) for part in (train, held_out))
-        labels, true = (torch.as_tensor(part.labels) for part in (train, held_out))
-        with progress_bar("fine-tuning", epochs * len(train), progress, len(history) * len(train)) as advance:
-            for epoch in range(len(history), epochs):
-                loss = trainer.run_epoch(pixels, labels, augmentation, epoch, advance)
-                history.append(Epoch(loss, *trainer.evaluate(unseen, true), len(true)))
-                files.keep(trainer, history)
-    files.finish(trainer, history)
-    return _result(tower, history, names, files.path)
+    tower = _with_classifier(describe_tower(model), names, seed)
+    tower.model.float().to(device or next(tower.model.parameters()).device)
+    augmentation = Augmentation(seed) if augment is True else augment or None
+    trainer = Trainer(tower, train, held_out, augmentation, epochs, batch_size, lr, layer_decay, seed)
+    _train(trainer, None if checkpoint is None else Path(checkpoint), _metadata(trainer, names))
+    tower.model.load_state_dict(trainer.best)
+    return _result(tower.model, trainer.history, names)
 
 
 def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Finetuned:
@@ -138,33 +86,83 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
 
     A timm model is also set to expect images normalised as they were in training.
     """
-    path = Path(checkpoint)
-    weights, metadata = read_checkpoint(path)
+    weights, metadata = _read(Path(checkpoint))
+    if not metadata["finished"]:
+        raise ValueError(f"{checkpoint}: its training has not finished; the same call of finetune resumes it")
     names = tuple(metadata["class_names"])
-    tower = _with_classifier(describe_tower(model), names, seed=0)
+    model = _with_classifier(describe_tower(model), names, seed=0).model
     try:
-        tower.model.load_state_dict(weights)
+        model.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(
-            f"{path} holds weights of {metadata['architecture']}, which do not fit {_architecture(tower.model)}: "
-            f"{' '.join(str(error).split())[:300]}"
-        ) from error
-    if hasattr(tower.model, "pretrained_cfg"):
-        normalize_with(tower.model, metadata["preprocessing"]["mean"], metadata["preprocessing"]["std"])
-        tower = describe_tower(tower.model)
-    return _result(tower, [Epoch(*epoch) for epoch in metadata["history"]], names, path)
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{checkpoint} does not fit this {type(model).__name__}: {reason}") from error
+    if hasattr(model, "pretrained_cfg"):
+        normalize_with(model, metadata["preprocessing"]["mean"], metadata["preprocessing"]["std"])
+    return _result(model, metadata["history"], names)
 
 
-def _result(tower: Tower, history: Sequence[Epoch], names: tuple[str, ...], path: Path | None) -> Finetuned:
+def _result(model: nn.Module, history: Sequence[Epoch], names: tuple[str, ...]) -> Finetuned:
     best = best_epoch(history)
-    accuracy = history[best].accuracy
-    return Finetuned(tower.model.eval(), accuracy, best, tuple(history), names, tower.preprocessing, path)
+    return Finetuned(model.eval(), history[best].accuracy, best, tuple(history), names)
 
 
-def _starting_weights(tower: Tower) -> str:
-    """A fingerprint of the weights without the classifier, which may be new and random each time."""
-    new = {id(parameter) for layer in tower.classifiers for parameter in layer.parameters()}
-    return fingerprint({name: p for name, p in tower.model.named_parameters() if id(p) not in new})
+def _train(trainer: Trainer, path: Path | None, metadata: dict[str, Any]) -> None:
+    """Train to the end, from the last finished epoch of a killed run if there is one, and save the best weights."""
+    if path is not None and path.suffix != ".safetensors":
+        raise ValueError(f"checkpoint: expected a name that ends in .safetensors; found {path.name}")
+    if path is not None and not path.parent.is_dir():
+        raise FileNotFoundError(f"checkpoint: there is no folder {path.parent}")
+    if path is not None and path.exists():
+        state, found = _read(path)
+        if found.get("run") != metadata["run"]:
+            raise ValueError(f"{path} is of another run (weights, images or settings differ); name another checkpoint")
+        if found["finished"]:
+            trainer.best, trainer.history = state, found["history"]
+            return
+        trainer.restore(state, found["history"])
+    epochs, images = trainer.epochs, len(trainer.train)
+    with progress("fine-tuning", epochs * images, done=len(trainer.history) * images) as advance:
+        while len(trainer.history) < epochs:
+            trainer.run_epoch(advance)
+            if path is not None:
+                _write(path, trainer.state(), metadata | {"history": trainer.history, "finished": False})
+    if path is not None:
+        _write(path, trainer.best, metadata | {"history": trainer.history, "finished": True})
+
+
+def _metadata(trainer: Trainer, names: Sequence[str]) -> dict[str, Any]:
+    """What a checkpoint says about itself. Its `run` is another for other weights, images or settings."""
+    tower = trainer.tower
+    settings = (trainer.epochs, trainer.batch_size, trainer.lr, trainer.layer_decay, trainer.seed, trainer.augment)
+    images = (trainer.train.fingerprint(), trainer.held_out.fingerprint())
+    start = [block.state_dict() for block in tower.blocks]  # without the classifier, which may be random each time
+    return {
+        "format": _FORMAT,
+        "architecture": (getattr(tower.model, "pretrained_cfg", None) or {}).get("architecture"),
+        "class_names": names,
+        "preprocessing": asdict(tower.preprocessing),
+        "run": fingerprint(start, asdict(tower.preprocessing), images, settings),
+    }
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    from safetensors.torch import save
+
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(contiguous, {"pace": json.dumps(metadata)}))  # one entry: several would be shuffled
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no fine-tuned model at {path}")
+    with safe_open(path, framework="pt") as file:
+        metadata = json.loads((file.metadata() or {}).get("pace", "{}"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    if metadata.get("format") != _FORMAT:
+        raise ValueError(f"{path} was not written by finetune")
+    return tensors, metadata | {"history": [Epoch(*epoch) for epoch in metadata["history"]]}
 
 
 def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
@@ -174,7 +172,6 @@ def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
     if hasattr(config, "id2label"):  # transformers keeps the classes here
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-        model.num_labels = len(names)
     if tower.classifiers and all(layer.out_features == len(names) for layer in tower.classifiers):
         return tower
     with torch.random.fork_rng(devices=[]):
@@ -187,22 +184,14 @@ def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:
                     parent, _, name = path.rpartition(".")
                     setattr(model.get_submodule(parent), name, nn.Linear(layer.in_features, len(names)))
         else:
-            raise ValueError(
-                f"model: {type(model).__name__} has no classifier to train; load it with one "
-                "(in transformers, as …ForImageClassification)"
-            )
+            kind = type(model).__name__
+            raise ValueError(f"model: {kind} has no classifier to train; load it with one (…ForImageClassification)")
     return describe_tower(model)
 
 
-def _architecture(model: nn.Module) -> str:
-    """timm's own name, with which `pace.backbones.load` makes the model again; elsewhere the class."""
-    found = getattr(model, "pretrained_cfg", None) or {}
-    return str(found.get("architecture") or type(model).__name__)
-
-
 def _class_names(images: ImageSet) -> tuple[str, ...]:
-    if images.labels is None:
-        raise ValueError("images: no labels; expected a dataset or a folder of class folders")
+    if not isinstance(images, ImageSet) or images.labels is None:
+        raise ValueError("images: no labels; expected a dataset or a folder of class folders, from open_images")
     return tuple(images.class_names or map(str, range(int(images.labels.max()) + 1)))
 
 
@@ -221,7 +210,5 @@ def split_off(images: ImageSet, validation: ImageSet | float, seed: int) -> tupl
         members = order[images.labels[order] == label]
         # At least one, but never the last image of a class.
         held_out += members[: min(max(1, round(validation * len(members))), len(members) - 1)].tolist()
-    if not held_out:
-        raise ValueError("validation: no class has two images, so none can be held out; pass an ImageSet")
     rest = sorted(set(range(len(images))) - set(held_out))
     return images.subset(rest), images.subset(sorted(held_out))

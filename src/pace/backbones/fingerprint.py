@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_VALUES = 1 << 24  # values brought to the CPU at once
 _PLAIN = (bool, int, float, str, type(None))
 _NO_MATTER = {"training", "grad_checkpointing", "gradient_checkpointing", "fused_attn", "name_or_path"}
 
@@ -30,8 +29,7 @@ def _add(digest: hashlib.blake2b, thing: Any, above: set[int]) -> None:
         digest.update(repr(thing).encode())
     elif isinstance(thing, Tensor):
         digest.update(f"{thing.dtype} {tuple(thing.shape)}".encode())
-        for part in torch.split(thing.detach().reshape(-1), _VALUES):
-            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(thing.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     elif id(thing) not in above:  # an object may know its owner
         for part in _parts(thing):
             _add(digest, part, above | {id(thing)})
@@ -48,29 +46,19 @@ def _parts(thing: Any) -> Iterable[Any]:
         return [torch.from_numpy(thing)]
     if isinstance(thing, nn.Module):
         modules = [(name, type(module).__qualname__, _settings(module)) for name, module in thing.named_modules()]
-        return [modules, dict(thing.state_dict())]
-    if isinstance(thing, partial):
-        return [thing.func, thing.args, thing.keywords]
-    if isinstance(thing, MethodType):
-        return [thing.__func__, thing.__self__]
-    name = [getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)]
-    if isinstance(thing, FunctionType):
-        closed_over = [cell.cell_contents for cell in thing.__closure__ or ()]
-        return [name, thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed_over]
+        return [modules, thing.state_dict()]
+    if isinstance(thing, (partial, MethodType)):
+        return thing.__reduce__()
     if isinstance(thing, CodeType):
         return [thing.co_code.hex(), thing.co_names, thing.co_consts]
+    if isinstance(thing, FunctionType):
+        closed_over = [cell.cell_contents for cell in thing.__closure__ or ()]
+        return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed_over]
+    name = [getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)]
     return name if isinstance(thing, type) else [name, getattr(thing, "__dict__", None)]
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     """Heads, scales, windows, …: what a module computes with beside its weights."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name[0] != "_"
-        and name not in _NO_MATTER
-        and (
-            isinstance(value, _PLAIN)
-            or (isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN) for v in value))
-        )
-    }
+    public = {name: value for name, value in vars(module).items() if name[0] != "_" and name not in _NO_MATTER}
+    return {name: value for name, value in public.items() if isinstance(value, (*_PLAIN, tuple, list))}

@@ -14,18 +14,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pace.backbones import preprocessing
-from pace.backbones.preprocessing import Preprocessing
-from pace.backbones.swin import Windows
+from pace.backbones.attention import Windows
+from pace.backbones.preprocessing import NORMALIZATIONS, Preprocessing
 from pace.backbones.tower import Sizes, Tower
 
 # Normalisation and crop of the published weights, used when the model's own preprocessor file is not at hand.
 _FAMILIES = {
-    "vit": (preprocessing.HALF, None),
-    "beit": (preprocessing.HALF, None),
-    "siglip": (preprocessing.HALF, None),
-    "swin": (preprocessing.IMAGENET, None),
-    "clip": (preprocessing.CLIP, 1.0),
+    **dict.fromkeys(("vit", "beit", "siglip"), ("half", None)),
+    "swin": ("imagenet", None),
+    "clip": ("clip", 1.0),
 }
 
 
@@ -41,7 +38,8 @@ def describe(model: Any) -> Tower | None:
     interpolates = asked_to or hasattr(embeddings, "interpolate_pos_encoding")  # DINOv2 does it unasked
     own_size = _pair(config.image_size)
     found = _preprocessor_file(getattr(model.config, "_name_or_path", ""))
-    usual_size = _input_size(found) or own_size if interpolates else own_size
+    found_size = found.get("crop_size") or found.get("size")
+    usual_size = _pair(found_size) if found_size and interpolates else own_size
     has_cls = hasattr(embeddings, "cls_token") or hasattr(embeddings, "class_embedding")
     prefix = has_cls + hasattr(embeddings, "distillation_token") + getattr(config, "num_register_tokens", 0)
     names = ("classifier", "cls_classifier", "distillation_classifier")
@@ -50,14 +48,18 @@ def describe(model: Any) -> Tower | None:
     # CLIP's norm comes after pooling; where a norm is over all tokens, it is called layernorm or belongs to SigLIP.
     norm = getattr(core, "layernorm", None) or (core.post_layernorm if config.model_type.startswith("siglip") else None)
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Tensor) -> Any:
         options = {"interpolate_pos_encoding": True} if asked_to and tuple(images.shape[2:]) != own_size else {}
+        output = (model if classifiers else core)(images, return_dict=True, **options)
         if classifiers:
-            output: Tensor = model(images, return_dict=True, **options).logits
-        else:
-            output = _pooled(core, core(images, return_dict=True, **options), has_cls)
-            output = model.visual_projection(output) if hasattr(model, "visual_projection") else output
-        return output
+            return output.logits
+        tokens, pooled = output.last_hidden_state, output.pooler_output
+        if pooled is None or hasattr(getattr(core, "pooler", None), "dense"):  # ViT's dense layer is no classifier's
+            pooled = tokens[:, 0] if has_cls else tokens.mean(1)
+        return model.visual_projection(pooled) if hasattr(model, "visual_projection") else pooled
+
+    def windows(block: Any, _: tuple[int, int]) -> Windows:
+        return Windows(_pair(block.window_size), _pair(block.shift_size), pad_first=True)
 
     return Tower(
         model,
@@ -71,8 +73,7 @@ def describe(model: Any) -> Tower | None:
         classifiers=classifiers,
         pool=head if not classifiers and hasattr(head, "probe") else None,
         merges=[stage for _, stage in blocks] if swin else (),
-        windows=_windows if swin else None,
-        channels=config.num_channels,
+        windows=windows if swin else None,
         preprocessing=_preprocessing(config.model_type, found),
     )
 
@@ -83,25 +84,17 @@ def _patch_embedding(module: nn.Module) -> Any:
 
 
 def _layers(core: Any) -> nn.ModuleList | None:
-    places = [
-        getattr(owner, name, None) for owner in (core, getattr(core, "encoder", None)) for name in ("layers", "layer")
-    ]
+    owners = (core, getattr(core, "encoder", None))
+    places = [getattr(owner, name, None) for owner in owners for name in ("layers", "layer")]
     return next((place for place in places if isinstance(place, nn.ModuleList) and len(place)), None)
 
 
-def _pooled(core: Any, output: Any, has_cls: bool) -> Tensor:
-    """What a classifier on this model reads. The dense layer of ViT's pooler belongs to no classifier."""
-    own: Tensor | None = None if hasattr(getattr(core, "pooler", None), "dense") else output.pooler_output
-    tokens: Tensor = output.last_hidden_state
-    return own if own is not None else tokens[:, 0] if has_cls else tokens.mean(1)
-
-
-def _windows(block: Any, grid: tuple[int, int]) -> Windows:
-    return Windows(_pair(block.window_size), _pair(block.shift_size), pad_first=True)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value[0]), int(value[1])) if isinstance(value, (tuple, list)) else (int(value), int(value))
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width of a size as configurations have it: a number, a pair, or named sides."""
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        return (edge, edge) if edge else (size["height"], size["width"])
+    return (int(size[0]), int(size[1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
 def _preprocessor_file(name: str) -> dict[str, Any]:
@@ -109,17 +102,18 @@ def _preprocessor_file(name: str) -> dict[str, Any]:
     path: Any = Path(name) / "preprocessor_config.json"
     if name and not Path(name).is_dir():
         path = import_module("huggingface_hub").try_to_load_from_cache(name, path.name)  # never the network
-    found: dict[str, Any] = {}
-    if name and isinstance(path, (str, Path)) and Path(path).is_file():
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    return found
+    if not name or not isinstance(path, (str, Path)) or not Path(path).is_file():
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return found if found.get("do_center_crop") else {**found, "crop_size": None}
 
 
 def _preprocessing(model_type: str, found: dict[str, Any]) -> Preprocessing:
-    (mean, std), ratio = _FAMILIES.get(model_type.partition("_")[0], (preprocessing.IMAGENET, 0.875))
-    resize, crop = found.get("size"), _crop(found)
+    family, ratio = _FAMILIES.get(model_type.partition("_")[0], ("imagenet", 0.875))
+    mean, std = NORMALIZATIONS[family]
+    resize, crop = found.get("size"), found.get("crop_size")
     if crop and resize:
-        ratio = min(1.0, _sides(crop)[0] / _sides(resize)[0])
+        ratio = min(1.0, _pair(crop)[0] / _pair(resize)[0])
     elif resize:
         ratio = 1.0 if isinstance(resize, dict) and "shortest_edge" in resize else None
     return Preprocessing(
@@ -128,20 +122,3 @@ def _preprocessing(model_type: str, found: dict[str, Any]) -> Preprocessing:
         interpolation="bilinear" if found.get("resample") == 2 else "bicubic",  # PIL's numbers
         crop_ratio=ratio,
     )
-
-
-def _input_size(found: dict[str, Any]) -> tuple[int, int] | None:
-    size = _crop(found) or found.get("size")
-    return _sides(size) if size else None
-
-
-def _crop(found: dict[str, Any]) -> Any:
-    return found.get("crop_size") if found.get("do_center_crop") else None
-
-
-def _sides(size: Any) -> tuple[int, int]:
-    """Height and width of a size as preprocessor files have it: a number, or named sides."""
-    if isinstance(size, int):
-        return size, size
-    edge = size.get("shortest_edge")
-    return (edge, edge) if edge else (size["height"], size["width"])

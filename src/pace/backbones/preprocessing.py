@@ -7,12 +7,11 @@ from typing import Literal
 
 Channels = tuple[float, ...]
 
-IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-
-
-NORMALIZATIONS = {"imagenet": IMAGENET, "half": HALF, "clip": CLIP}
+NORMALIZATIONS: dict[str, tuple[Channels, Channels]] = {  # mean and standard deviation
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Preprocessing:
     """
 
     size: tuple[int, int] = (224, 224)
-    mean: Channels = IMAGENET[0]
-    std: Channels = IMAGENET[1]
+    mean: Channels = NORMALIZATIONS["imagenet"][0]
+    std: Channels = NORMALIZATIONS["imagenet"][1]
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     crop_ratio: float | None = 0.875

@@ -1,12 +1,9 @@
-"""`Tower`: where a vision transformer keeps its blocks, final norm and classifier, and how to read and split it.
-
-The library modules (`from_timm`, …) write such descriptions; everything done with them is here.
-"""
+"""`Tower`: where a vision transformer keeps its blocks, final norm and classifier, and how to read and split it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -14,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.backbones.attention import AttentionProbe, probing
-from pace.backbones.patching import eval_mode, recorded, replaced_forward
+from pace.backbones.attention import AttentionProbe, Windows, attention_received
 from pace.backbones.preprocessing import Preprocessing
-from pace.backbones.swin import Windows, attention_received
 
 
 class Look(NamedTuple):
@@ -72,21 +67,17 @@ class Sizes:
     rule: Literal["fixed", "multiple", "floor", "ceil"]
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        (default_height, default_width), (high, wide) = self.default, self.patch
+        (high, wide), found = self.patch, f"images are {height} x {width}"
         if self.rule == "fixed" and (height, width) != self.default:
-            raise ValueError(
-                f"images are {height} x {width}, but this model takes {default_height} x {default_width} only"
-            )
+            raise ValueError(f"{found}, but this model takes {self.default[0]} x {self.default[1]} only")
+        rows, columns = height // high, width // wide
         if self.rule == "multiple" and (height % high or width % wide):
-            raise ValueError(
-                f"images are {height} x {width}, but this model takes multiples of {high} x {wide} only, "
-                f"such as {max(1, height // high) * high} x {max(1, width // wide) * wide}"
-            )
-        rows, columns = (
-            (-(-height // high), -(-width // wide)) if self.rule == "ceil" else (height // high, width // wide)
-        )
+            near = f"{max(1, rows) * high} x {max(1, columns) * wide}"
+            raise ValueError(f"{found}, but this model takes multiples of {high} x {wide} only, such as {near}")
+        if self.rule == "ceil":
+            rows, columns = -(-height // high), -(-width // wide)
         if not (rows and columns):
-            raise ValueError(f"images are {height} x {width}, smaller than one patch of {high} x {wide}")
+            raise ValueError(f"{found}, smaller than one patch of {high} x {wide}")
         return rows, columns
 
 
@@ -96,12 +87,10 @@ class Tower:
 
     Parameters
     ----------
-    model
-        The whole model.
+    model, sizes
+        The whole model, and the image sizes it takes.
     blocks, dims
-        The transformer's blocks in order, and d of each one's output.
-    sizes
-        The image sizes it takes.
+        The transformer's blocks in order, and d of each one's output: (images, tokens, d) or (images, rows, columns, d).
     prefix, has_cls
         Tokens before the first patch, and whether CLS is the first of them.
     run
@@ -112,13 +101,8 @@ class Tower:
         The linear layers that make the logits; with several, their inputs are averaged to one pooled feature.
     pool
         An attention pooling head in place of CLS (SigLIP).
-    merges
-        How often 2 x 2 tokens were merged before each block (Swin).
-    windows
-        How a block cuts a token grid into windows (Swin).
-    layout
-        What a block returns: "BTD" images, tokens, d; "TBD" tokens first (the final norm has images first again);
-        "BHWD" a grid.
+    merges, windows
+        How often 2 x 2 tokens were merged before each block, and how a block cuts a token grid into windows (Swin).
     """
 
     model: nn.Module
@@ -133,8 +117,6 @@ class Tower:
     pool: nn.Module | None = None
     merges: Sequence[int] = ()
     windows: Callable[[Any, tuple[int, int]], Windows] | None = None
-    layout: Literal["BTD", "TBD", "BHWD"] = "BTD"
-    channels: int = 3
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
 
     def __post_init__(self) -> None:
@@ -163,25 +145,41 @@ class Tower:
                 f"attention_layer: block {watched} attends over {other[0]} x {other[1]} patches, but layer {layer} has "
                 f"{grid[0]} x {grid[1]}; choose a block of the same stage"
             )
-        block = self.blocks[watched]
-        asked = block if self.pool is None or self.has_cls or watched < self.layers - 1 else self.pool
-        probe = AttentionProbe(slice(0, 1) if self.has_cls else slice(None))
+        asked = self.blocks[watched]
+        if self.pool is not None and not self.has_cls and watched == self.layers - 1:
+            asked = self.pool
+        probe, own = AttentionProbe(slice(0, 1) if self.has_cls else slice(None)), asked.forward
+
+        def probed(*args: Any, **kwargs: Any) -> Any:
+            with probe:
+                return own(*args, **kwargs)
+
         with torch.no_grad(), eval_mode(self.model):
-            with probing(asked, probe):
-                tokens, pooled, logits = self._follow(images, layer)
-            if tokens.shape[1] != grid[0] * grid[1] + self.prefix:
+            with replaced_forward(asked, probed):
+                tokens, pooled, logits = self._follow(images, layer, grid)
+            if len(probe.seen) != 1:
                 raise ValueError(
-                    f"layer {layer} gives {tokens.shape[1]} tokens, but {grid[0]} x {grid[1]} patches and "
-                    f"{self.prefix} prefix tokens were expected"
+                    f"{type(asked).__name__} computed {len(probe.seen) or 'no'} visible attentions instead of one: it "
+                    "must call scaled_dot_product_attention, nn.MultiheadAttention or a softmax over (B, heads, T, T); "
+                    "in transformers, load the model with attn_implementation='sdpa'"
                 )
-            attention = self._attention(probe, tokens, grid, asked, block)
-        return Look(tokens, attention, pooled, logits)
+            if self.windows is not None:
+                attention = attention_received(probe.seen[0], grid, self.windows(asked, grid))
+            else:
+                attention = probe.seen[0].mean(1)
+        unseen = tokens.shape[1] - attention.shape[1]  # prefix tokens that a pooling head does not read
+        if len(attention) != len(tokens) or unseen not in (0, self.prefix):
+            raise ValueError(
+                f"{type(asked).__name__} computed attention of shape {tuple(attention.shape)} for tokens "
+                f"{tuple(tokens.shape)}; only attention between tokens can be explained"
+            )
+        return Look(tokens, F.pad(attention, (unseen, 0)) if unseen else attention, pooled, logits)
 
     def split(self, images: Tensor, layer: int) -> Tensor:
         """g of f = h ∘ g: all tokens (B, T, d) of a layer."""
-        images, _ = self._checked(images, layer)
+        images, grid = self._checked(images, layer)
         with eval_mode(self.model):
-            return self._follow(images, layer)[0]
+            return self._follow(images, layer, grid)[0]
 
     def resume(self, tokens: Tensor, layer: int, size: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
         """h of f = h ∘ g: pooled features and logits from the tokens of a layer, for images of `size`.
@@ -197,67 +195,65 @@ class Tower:
                 f"tokens: expected shape (images, {expected[0]}, {expected[1]}) for images of {size[0]} x {size[1]}; "
                 f"found {tuple(tokens.shape)}"
             )
-        weight = next(self.model.parameters())
-        blank = weight.new_zeros(1, self.channels, *size)
-        native, cut = self._native(tokens, grid, layer), self._cut(layer)
-        own = self.blocks[0].forward
+        cut, first = self._cut(layer), self.blocks[0].forward
         form: Any = None  # what the first block returns: the tokens, or a tuple that begins with them
 
-        def passing(index: int) -> Callable[..., Any]:
+        def in_place_of(value: Tensor, *_: Any, **__: Any) -> Tensor:
+            return tokens.reshape(len(tokens), *grid, -1) if value.ndim == 4 else tokens
+
+        def passing(block: nn.Module) -> Callable[..., Any]:
             def forward(value: Tensor, *args: Any, **kwargs: Any) -> Any:
                 nonlocal form
-                if index == 0:
-                    form = own(value, *args, **kwargs)
-                value = native if self.blocks[index] is cut else value
+                if form is None:
+                    form = first(value, *args, **kwargs)
+                value = in_place_of(value) if block is cut else value
                 return (value, *form[1:]) if isinstance(form, tuple) else value
 
             return forward
 
+        blank = next(self.model.parameters()).new_zeros(1, 3, *size)
         with eval_mode(self.model), ExitStack() as stack:
-            for index, block in enumerate(self.blocks[: layer + 1]):
-                stack.enter_context(replaced_forward(block, passing(index)))
+            for block in self.blocks[: layer + 1]:
+                stack.enter_context(replaced_forward(block, passing(block)))
             if cut is self.norm:
-                stack.enter_context(replaced_forward(cut, lambda *_, **__: native))
+                stack.enter_context(replaced_forward(cut, in_place_of))
             return self._outputs(blank)
 
     def _checked(self, images: Any, layer: int) -> tuple[Tensor, tuple[int, int]]:
-        if (
-            not isinstance(images, Tensor)
-            or images.ndim != 4
-            or images.shape[1] != self.channels
-            or not images.is_floating_point()
-        ):
-            found = (
-                f"{images.dtype} of shape {tuple(images.shape)}"
-                if isinstance(images, Tensor)
-                else type(images).__name__
-            )
-            raise ValueError(
-                f"images: expected floats of shape (images, {self.channels}, height, width); found {found}"
-            )
-        grid = self.grid(images.shape[2], images.shape[3], layer)
+        """The images as the model takes them, and their grid of patches."""
+        is_tensor = isinstance(images, Tensor)
+        if not (is_tensor and images.ndim == 4 and images.shape[1] == 3 and images.is_floating_point()):
+            found = f"{images.dtype} of shape {tuple(images.shape)}" if is_tensor else type(images).__name__
+            raise ValueError(f"images: expected floats of shape (images, 3, height, width); found {found}")
         weight = next(self.model.parameters())
-        return images.to(weight.device, weight.dtype), grid
+        return images.to(weight.device, weight.dtype), self.grid(images.shape[2], images.shape[3], layer)
 
     def _cut(self, layer: int) -> nn.Module:
         """The module whose output are the tokens of a layer."""
         return self.norm if self.norm is not None and layer == self.layers - 1 else self.blocks[layer]
 
-    def _follow(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _follow(self, images: Tensor, layer: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the model; tokens of the layer, pooled features, logits."""
-        seen: list[Tensor] = []
-        with recorded(self._cut(layer), lambda _, output: seen.append(_first(output))):
+        seen: list[Any] = []
+        with self._cut(layer).register_forward_hook(lambda _, __, output: seen.append(output)):
             pooled, logits = self._outputs(images)
         if not seen:
             raise ValueError(f"layer {layer} did not run; if the model was changed, make its Backbone again")
-        return self._tokens(seen[-1], layer), pooled, logits
+        tokens: Tensor = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+        tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        if tokens.shape[1] != grid[0] * grid[1] + self.prefix:
+            raise ValueError(
+                f"layer {layer} gives {tokens.shape[1]} tokens, but {grid[0]} x {grid[1]} patches and "
+                f"{self.prefix} prefix tokens were expected"
+            )
+        return tokens, pooled, logits
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the model; pooled features and logits."""
         read: list[Tensor] = []
         with ExitStack() as stack:
             for classifier in self.classifiers:
-                stack.enter_context(recorded(classifier, lambda args, _: read.append(args[0])))
+                stack.enter_context(classifier.register_forward_hook(lambda _, args, __: read.append(args[0])))
             output = (self.run or self.model)(images)
         if not self.classifiers:
             return output, None
@@ -265,47 +261,44 @@ class Tower:
             raise ValueError("the classifier did not run; if the model was changed, make its Backbone again")
         return torch.stack(read).mean(0) if len(read) > 1 else read[0], output
 
-    def _attention(
-        self, probe: AttentionProbe, tokens: Tensor, grid: tuple[int, int], asked: nn.Module, block: nn.Module
-    ) -> Tensor:
-        if len(probe.seen) != 1:
-            raise ValueError(
-                f"{type(asked).__name__} computed {len(probe.seen) or 'no'} visible attentions instead of one: it must "
-                "call scaled_dot_product_attention, nn.MultiheadAttention or a softmax over (B, heads, T, T); "
-                "in transformers, load the model with attn_implementation='sdpa'"
-            )
-        if self.windows is not None:
-            return attention_received(probe.seen[0], grid, self.windows(block, grid))
-        attention = probe.seen[0].mean(1)
-        unseen = tokens.shape[1] - attention.shape[1]
-        if len(attention) != len(tokens) or unseen not in (0, self.prefix):
-            raise ValueError(
-                f"{type(asked).__name__} computed attention of shape {tuple(attention.shape)} for tokens "
-                f"{tuple(tokens.shape)}; only attention between tokens can be explained"
-            )
-        return F.pad(attention, (unseen, 0)) if unseen else attention  # pooling heads only read the patches
 
-    def _tokens(self, output: Tensor, layer: int) -> Tensor:
-        if output.ndim != (4 if self.layout == "BHWD" else 3):
-            raise ValueError(f"layer {layer}: expected tokens in the layout {self.layout}; found {tuple(output.shape)}")
-        if self.layout == "BHWD":
-            return output.flatten(1, 2)
-        return output.transpose(0, 1) if self._tokens_first(layer) else output
+# Changes to a model for the length of a call, undone even when the model raises.
 
-    def _native(self, tokens: Tensor, grid: tuple[int, int], layer: int) -> Tensor:
-        if self.layout == "BHWD":
-            return tokens.reshape(len(tokens), *grid, -1)
-        return tokens.transpose(0, 1) if self._tokens_first(layer) else tokens
-
-    def _tokens_first(self, layer: int) -> bool:
-        return self.layout == "TBD" and self._cut(layer) is not self.norm
+# Switched off during a call. Checkpointing would run blocks a second time without our replacements, and compiled code
+# would run as it was traced, without them.
+_OFF = (("training", False), ("grad_checkpointing", False), ("_compiled_call_impl", None))
 
 
-def _first(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple) else output
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode. Sets the flags directly, since some models overload ``eval()`` to do more."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    modules = [model]
+    try:
+        while modules:  # much faster than modules(), which would show in a small batch's time on a GPU
+            module = modules.pop()
+            state = vars(module)
+            for name, off in _OFF:
+                if state.get(name):
+                    before.append((state, name, state[name]))
+                    state[name] = off
+            if "shift_size" in state:  # transformers' Swin shrinks its windows for good when it meets a small image
+                before += [(state, name, state[name]) for name in ("shift_size", "window_size")]
+            modules += filter(None, module._modules.values())
+        yield
+    finally:
+        for state, name, value in before:
+            state[name] = value
 
 
-def classifier_of(head: Any) -> list[nn.Module]:
-    """The last linear layer of a head, which makes the logits; none for an identity."""
-    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)] if isinstance(head, nn.Module) else []
-    return list(layers[-1:])
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """`module` runs `forward` instead of its own."""
+    state = vars(module)
+    before = {"forward": state["forward"]} if "forward" in state else {}  # accelerate, for one, puts its own here
+    state["forward"] = forward
+    try:
+        yield
+    finally:
+        del state["forward"]
+        state.update(before)

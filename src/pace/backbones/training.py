@@ -1,11 +1,11 @@
-"""The training loop of `finetune`: steps, epochs, and the state needed to resume."""
+"""The training loop of `finetune`: augmented batches, epochs, and the state needed to resume."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.backbones.batches import Pixels
 from pace.backbones.tower import Tower
-from pace.images import Perturb, normalize
+from pace.images import ImageSet, Perturb, normalize, pixels, to_float
+from pace.images.loading import decoded
 from pace.progress import Advance
 
-_CLIP_NORM = 1.0
+_WARMUP = 0.1  # share of all steps over which the learning rate rises
+_WEIGHT_DECAY = 0.05
+_LABEL_SMOOTHING = 0.1
+
+# Augmentation, gentler than the paper's perturbation.
+_JITTER = 0.4  # brightness, contrast and saturation change by up to this factor
+_HUE = 0.05  # of a turn
+_JITTERED = 0.8  # share of images with any jitter
 
 
 class Epoch(NamedTuple):
@@ -33,8 +40,7 @@ class Epoch(NamedTuple):
 def best_epoch(history: Sequence[Epoch]) -> int:
     """The last epoch within one standard error of the highest accuracy.
 
-    A few held-out images cannot tell such epochs apart, and late ones are better trained: the learning rate is small
-    there, and they have seen more augmented images.
+    A few held-out images cannot tell such epochs apart, and late ones have seen more augmented images.
     """
     top = max(history, key=lambda epoch: epoch.accuracy)
     error = math.sqrt(top.accuracy * (1 - top.accuracy) / top.images) if top.images else 0.0
@@ -42,145 +48,155 @@ def best_epoch(history: Sequence[Epoch]) -> int:
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
-    """Those of `finetune`, which describes them."""
+class Augmentation:
+    """Flip, resized crop and colour jitter. ``augmentation(batch, draws)`` depends only on the seed and the draws."""
 
+    seed: int = 0
+
+    def __call__(self, batch: Tensor, draws: Any) -> Tensor:
+        keys = [np.array([self.seed, int(draw)], dtype=np.uint64) for draw in draws]
+        uniform = np.stack([np.random.Generator(np.random.Philox(key=key)).random(10) for key in keys])
+        flip, jittered, area, ratio, right, down, *factors = torch.from_numpy(uniform.T)
+        mirrored = (flip < 0.5).to(batch.device)[:, None, None, None]
+        batch = torch.where(mirrored, batch.flip(-1), batch)
+        height, width = batch.shape[2:]
+        # Crops keep half of the area or more, and nearly the image's own proportions.
+        side, stretch = (0.5 + 0.5 * area).sqrt(), torch.exp(math.log(4 / 3) * (ratio - 0.5))
+        wide, high = (width * side * stretch).clamp(1, width), (height * side / stretch).clamp(1, height)
+        left, top = right * (width - wide), down * (height - high)
+        batch = pixels.crop_and_resize(batch, torch.stack([left, top, left + wide, top + high], dim=1))
+        for adjust, factor in zip((pixels.brightness, pixels.contrast, pixels.saturation), factors[:3], strict=True):
+            batch = adjust(batch, 1 + _JITTER * (2 * factor - 1) * (jittered < _JITTERED))
+        return pixels.hue(batch, _HUE * (2 * factors[3] - 1) * (jittered < _JITTERED))
+
+
+@dataclass(eq=False)
+class Trainer:
+    """A model and its optimizer, after the epochs in `history`; `best` has the weights of the best of them.
+
+    Every random choice depends only on the seed and the epoch, so a restored trainer ends with the same weights.
+    """
+
+    tower: Tower
+    train: ImageSet
+    held_out: ImageSet
+    augment: Perturb | None
     epochs: int
     batch_size: int
     lr: float
     layer_decay: float
-    weight_decay: float
-    warmup: float
-    label_smoothing: float
     seed: int
-    amp: bool
+    history: list[Epoch] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
+        if min(self.epochs, self.batch_size) < 1:
             raise ValueError(f"epochs and batch_size: expected 1 or more; found {self.epochs} and {self.batch_size}")
         if self.lr <= 0:
             raise ValueError(f"lr: expected a number above 0; found {self.lr}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup: expected a share from 0 to below 1; found {self.warmup}")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay: expected a share above 0 and up to 1; found {self.layer_decay}")
+        self._model = self.tower.model
+        self._device = next(self._model.parameters()).device
+        self._steps_per_epoch = math.ceil(len(self.train) / self.batch_size)
+        self._optimizer = torch.optim.AdamW(parameter_groups(self.tower, self.layer_decay), lr=self.lr)
 
-
-class Trainer:
-    """A model and its optimizer, at some step of the training."""
-
-    def __init__(self, tower: Tower, settings: Hyperparameters, images: int) -> None:
-        self.model, self._preprocessing = tower.model, tower.preprocessing
-        self._logits: Callable[[Tensor], Tensor] = tower.run or tower.model
-        self._settings = settings
-        self._steps = settings.epochs * math.ceil(images / settings.batch_size)
-        self._warmup = max(1, round(settings.warmup * self._steps))
-        self.step = 0
-        self.best: dict[str, Tensor] | None = None
-        groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
-        for parameter, share in learning_rate_shares(tower, settings.layer_decay):
-            decay = settings.weight_decay if parameter.ndim > 1 else 0.0  # not on biases, norms and scales
-            groups[share, decay].append(parameter)
-        self.optimizer = torch.optim.AdamW(
-            [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()],
-            lr=settings.lr,
-        )
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def run_epoch(self, train: Pixels, labels: Tensor, augment: Perturb | None, epoch: int, advance: Advance) -> float:
-        """One pass over the images, in an order that only depends on seed and epoch; returns the mean loss."""
-        seed, count = self._settings.seed, len(labels)
-        order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
-        total = torch.zeros((), device=self.device)
-        devices = [self.device] if self.device.type == "cuda" else []
-        self.model.train()
-        with torch.random.fork_rng(devices):  # dropout and stochastic depth draw from the global generator
-            torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
-            for rows, batch in train.batches(order, self._settings.batch_size):
-                numbers = torch.as_tensor(rows)
-                batch = batch if augment is None else augment(batch, numbers + epoch * count)
-                total += self._update(batch, labels[numbers].to(self.device)) * len(rows)
+    def run_epoch(self, advance: Advance) -> None:
+        """One more pass over the training images, in a new order, and one over the held-out images."""
+        epoch, count = len(self.history), len(self.train)
+        order = np.random.default_rng([self.seed, epoch]).permutation(count).tolist()
+        total = torch.zeros((), device=self._device)
+        self._model.train()
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            # Dropout and stochastic depth draw from the global generator.
+            torch.manual_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0]))
+            batches = self._batches(self.train, order)
+            for step, (rows, batch, labels) in enumerate(batches, epoch * self._steps_per_epoch):
+                batch = batch if self.augment is None else self.augment(batch, torch.as_tensor(rows) + epoch * count)
+                total += self._update(batch, labels, step) * len(rows)
                 advance(len(rows))
-        mean = float(total) / count
-        if not math.isfinite(mean):
-            raise ValueError(f"lr: the loss is {mean} after {self.step} steps; try less than {self._settings.lr:g}")
-        return mean
+        loss = float(total) / count
+        if not math.isfinite(loss):
+            raise ValueError(f"lr: the loss is {loss} in epoch {epoch + 1}; try less than {self.lr:g}")
+        self.history.append(Epoch(loss, *self.evaluate(), len(self.held_out)))
+        if best_epoch(self.history) == epoch:
+            self.best = self._weights()
 
-    def _update(self, batch: Tensor, labels: Tensor) -> Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["share"] * self._rate()
-        loss = F.cross_entropy(self._forward(batch), labels, label_smoothing=self._settings.label_smoothing)
+    def _batches(self, images: ImageSet, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
+        """Numbers, pixels in [0, 1] and labels of the images `order`, a batch at a time."""
+        chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        labels = torch.as_tensor(images.labels)
+        preprocessing, for_gpu = self.tower.preprocessing, self._device.type == "cuda"
+        for rows, batch in decoded(images, chunks, preprocessing, for_gpu=for_gpu):
+            yield rows, to_float(batch.to(self._device)), labels[torch.as_tensor(rows)].to(self._device)
+
+    def _update(self, batch: Tensor, labels: Tensor, step: int) -> Tensor:
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["share"] * self._rate(step)
+        loss = F.cross_entropy(self._logits(batch), labels, label_smoothing=_LABEL_SMOOTHING)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP_NORM)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         return loss.detach()
 
-    def _rate(self) -> float:
+    def _rate(self, step: int) -> float:
         """Linear warm-up, then a cosine to zero."""
-        if self.step < self._warmup:
-            return self._settings.lr * (self.step + 1) / self._warmup
-        return (
-            self._settings.lr * (1 + math.cos(math.pi * (self.step - self._warmup) / (self._steps - self._warmup))) / 2
-        )
+        steps = self.epochs * self._steps_per_epoch
+        warmup = max(1, round(_WARMUP * steps))
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        return self.lr * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
 
     @torch.no_grad()
-    def evaluate(self, held_out: Pixels, labels: Tensor) -> tuple[float, float]:
-        """Loss and accuracy on images as they are."""
-        self.model.eval()
-        right = torch.zeros((), device=self.device)
-        loss = torch.zeros((), device=self.device)
-        for rows, batch in held_out.batches(range(len(labels)), self._settings.batch_size):
-            expected = labels[rows[0] : rows[-1] + 1].to(self.device)
-            logits = self._forward(batch)
-            loss += F.cross_entropy(logits, expected, reduction="sum")
-            right += (logits.argmax(-1) == expected).sum()
-        return float(loss) / len(labels), float(right) / len(labels)
+    def evaluate(self) -> tuple[float, float]:
+        """Loss and accuracy on the held-out images as they are."""
+        self._model.eval()
+        right, loss = torch.zeros(2, device=self._device)
+        for _, batch, labels in self._batches(self.held_out, range(len(self.held_out))):
+            logits = self._logits(batch)
+            loss += F.cross_entropy(logits, labels, reduction="sum")
+            right += (logits.argmax(-1) == labels).sum()
+        return float(loss) / len(self.held_out), float(right) / len(self.held_out)
 
-    def _forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._settings.amp):
-            return self._logits(normalize(images, self._preprocessing)).float()
+    def _logits(self, images: Tensor) -> Tensor:
+        half = images.is_cuda and torch.cuda.is_bf16_supported()
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+            return (self.tower.run or self._model)(normalize(images, self.tower.preprocessing)).float()
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._model.state_dict().items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Model and optimizer, flat, for a file."""
-        moments = {
-            f"optimizer.{name}.{key}": value.detach().cpu()
-            for name, parameter in self.model.named_parameters()
-            for key, value in self.optimizer.state.get(parameter, {}).items()
-        }
-        return {**{f"model.{name}": tensor for name, tensor in self.weights().items()}, **moments}
+        """Model, best weights and optimizer as one flat dictionary, for a file."""
+        state = {f"model.{name}": tensor for name, tensor in self._weights().items()}
+        state |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for number, moments in self._optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{number}.{name}": tensor for name, tensor in moments.items()}
+        return state
 
-    def restore(self, state: dict[str, Tensor], step: int) -> None:
-        self.step = step
-        self.model.load_state_dict(_below(state, "model."))
-        for name, parameter in self.model.named_parameters():
-            moments: dict[str, Any] = _below(state, f"optimizer.{name}.")
-            if moments:  # the step count stays on the CPU, where AdamW keeps it
-                self.optimizer.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
-                }
+    def restore(self, state: dict[str, Tensor], history: list[Epoch]) -> None:
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
-
-def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        self._model.load_state_dict(below("model."))
+        self.best, self.history = below("best."), history
+        optimizer = self._optimizer.state_dict()
+        numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
+        optimizer["state"] = {number: below(f"optimizer.{number}.") for number in numbers}
+        self._optimizer.load_state_dict(optimizer)
 
 
-def learning_rate_shares(tower: Tower, decay: float) -> Iterator[tuple[Tensor, float]]:
-    """Every trained parameter with its share of the learning rate: 1 in the last block and the classifier."""
+def parameter_groups(tower: Tower, layer_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters by their share of the learning rate (1 in the last block) and their weight decay."""
     last = len(tower.blocks)
     depth = {id(parameter): number for number, block in enumerate(tower.blocks, 1) for parameter in block.parameters()}
-    of_blocks = set(depth)
-    depth |= {id(parameter): last for layer in tower.classifiers for parameter in layer.parameters()}
-    elsewhere = 0  # patch and position embeddings come before the blocks, norms and pools after them
+    elsewhere = 0  # patch and position embeddings come before the blocks, norms and classifiers after them
+    groups: dict[tuple[float, float], list[Tensor]] = defaultdict(list)
     for parameter in tower.model.parameters():
-        if id(parameter) in of_blocks:
+        if id(parameter) in depth:
             elsewhere = last
         if parameter.requires_grad:
-            yield parameter, decay ** (last - depth.get(id(parameter), elsewhere))
+            decay = _WEIGHT_DECAY if parameter.ndim > 1 else 0.0  # not on biases, norms and scales
+            groups[layer_decay ** (last - depth.get(id(parameter), elsewhere)), decay].append(parameter)
+    return [{"params": some, "share": share, "weight_decay": decay} for (share, decay), some in groups.items()]

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.backbones import Backbone, ModelChoice, finetune, open_backbone, open_model
+from pace.backbones import Backbone, ModelChoice, choose_layer, finetune, open_backbone, open_model
 from pace.backbones.color_vit import SIZE
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.opening import COLOR, Layer
+from pace.backbones.loading import COLOR, Layer
 from pace.benchmark.cache import Cache, key_of
 from pace.benchmark.data import Dataset
 from pace.images import AUGMENT_SEED, Perturbation
-from pace.observing.layers import choose_layer
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,7 @@ def open_images_and_model(
     images: ImageOptions, model: str, how: LayerOptions, probe: bool, device: torch.device, batch_size: int
 ) -> tuple[ImageSet, OpenedModel]:
     """Images first: they open quickly, so a misspelt name is found before a large model is loaded."""
-    from pace.backbones import ModelChoice
-    from pace.observing.layers import choose_layer
+    from pace.backbones import ModelChoice, choose_layer
 
     opened = open_images(images)
     choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=say)

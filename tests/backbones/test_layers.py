@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pace import Observations
-from pace.backbones import Backbone, Look, Preprocessing
+from pace.backbones import Backbone, Look, Preprocessing, choose_layer, layers, within_share
 from pace.baselines import EveryToken
 from pace.images import Color
 from pace.observations import Batch
-from pace.observing import layers
-from pace.observing.layers import choose_layer, within_share
 
 # -- the share ------------------------------------------------------------------------------------------------------------
 
@@ -64,7 +62,7 @@ def test_the_share_does_not_depend_on_batches_units_or_precision(monkeypatch: py
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 2 images or more"):
         within_share(two_images(1, 1)[0])
-    with pytest.raises(ValueError, match="attention of image 0 is zero for every patch"):
+    with pytest.raises(ValueError, match="attention: found an image with none on its patches"):
         within_share(two_images(1, 1, weights=(0, 0), prefix=1))
 
 
@@ -151,8 +149,8 @@ def test_a_sample_is_drawn_with_the_seed(asked: list[tuple[int, int]], monkeypat
     shares: list[float] = []
     monkeypatch.setattr(layers, "within_share", lambda seen: shares.append(within_share(seen)) or 1.0)
     for seed in (0, 0, 1):
-        choose_layer(model(), pictures(40), sample=8, seed=seed)
-    assert asked == [(3, 8)] * 3
+        choose_layer(model(), pictures(300), seed=seed)
+    assert asked == [(3, 256)] * 3
     assert shares[0] == shares[1] != shares[2]
 
 
@@ -164,8 +162,8 @@ def test_every_kind_of_images_can_be_chosen_by(asked: list[tuple[int, int]], tmp
         image.new("RGB", (32, 32), (40 * number, 9, 200)).save(folder / f"{number}.png")
     loader: DataLoader[Any] = DataLoader(pictures(), batch_size=5)
     for images in (pictures(), loader, Color("train").subset(range(7)), tmp_path, str(tmp_path)):
-        choose_layer(model(), images, least=0, sample=5, split="train")
-    assert [count for _, count in asked] == [5, 12, 5, 5, 5]
+        choose_layer(model(), images, least=0)
+    assert [count for _, count in asked] == [12, 12, 7, 6, 6]
 
 
 def test_patches_that_are_merged_bound_the_search(asked: list[tuple[int, int]]) -> None:
@@ -219,8 +217,6 @@ def test_an_object_that_looks_itself_is_asked_with_the_attention_it_gives() -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"least": 1.5}, "least: expected a share from 0 to 1; found 1.5"),
-        ({"sample": 1}, "sample: expected 2 images or more; found 1"),
         ({"images": pictures(1)}, "expected 2 images or more to compare; found 1"),
         ({"images": [1, 2, 3]}, "images: expected a tensor"),
     ],
