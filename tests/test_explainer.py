@@ -235,9 +235,7 @@ def test_data_that_do_not_fit_are_refused_in_one_line(data, model):
         model.score(Observations(*random(d=24)))
     with pytest.raises(ValueError, match=r"perturbed: expected the same images.*\(100, 21, 24\); found \(6, 10, 4\)"):
         PACE(3).fit(seen, perturbed=other)
-    with pytest.raises(
-        ValueError, match="perturbed: expected predictions of 3 classes as the images have, or none; fo"
-    ):
+    with pytest.raises(ValueError, match="perturbed: expected predictions of 3 classes as the images have, or none"):
         PACE(3).fit(seen, perturbed=Observations(seen.embeddings, seen.attention, np.full((100, 2), 0.5)))
     with pytest.raises(ValueError, match="expected predictions of 0 classes"):
         PACE(3).fit(Observations(seen.embeddings, seen.attention), perturbed=seen)

@@ -192,7 +192,7 @@ def _show(run: Run, learner: PACE) -> None:
     from pace.showing.summary import use_of
 
     if learner.n_concepts == "auto" and (found := learner.selection_) is not None:
-        say(f"found {found.n_concepts} concepts in {found.images} images")
+        say(f"found {found.n_concepts} concept{'s' * (found.n_concepts > 1)} in {found.images} images")
     use = use_of(learner.concept_weights_)
     examples = json.loads(run.file(GALLERY).read_bytes())["images"]
     rows = [[str(k), f"{100 * use.shares[k]:.1f} %", examples[k][0]] for k in use.order[:_SHOWN]]
