@@ -242,7 +242,7 @@ def test_a_finished_finetuning_is_not_repeated_and_another_recipe_is_refused(
     repeat = ("finetune", "--config", "tuned", "--out", "tuned")
     assert invoke(*repeat).code == 0
     assert Path("tuned/model.safetensors").read_bytes() == before
-    assert "epochs was 2, now 3" in invoke(*repeat, "--epochs", "3").error
+    assert "is of another run" in invoke(*repeat, "--epochs", "3").error
 
 
 # -- evaluate and report ---------------------------------------------------------------------------------------------------
