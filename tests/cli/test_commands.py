@@ -59,7 +59,7 @@ def test_the_number_of_concepts_is_found_recorded_and_shown_in_the_report(elsewh
     assert outcome.code == 0
     results = record(elsewhere / "found")["results"]
     selection, k = results["selection"], results["concepts"]
-    assert f"found {k} concepts in 12 images" in outcome.out.splitlines()
+    assert f"found {k} concept{'s' * (k > 1)} in 12 images" in outcome.out.splitlines()
     assert f"{k} of {k} concepts in use" in outcome.out
     assert selection["numbers"][int(np.argmax(selection["bounds"]))] == k == len(selection["evidence"])
     again = invoke("fit", "--config", "found", "--json").document
