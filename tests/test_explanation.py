@@ -15,7 +15,7 @@ def example(rows=3, columns=5, k=4, images=2, prefix=1):
 
 @given(
     gamma=st.lists(st.floats(0.3, 200), min_size=2, max_size=6),
-    level=st.floats(0.2, 0.99),
+    level=st.floats(0.8, 0.99),
     seed=st.integers(0, 10_000),
 )
 @settings(max_examples=10, deadline=None)

@@ -29,6 +29,7 @@ from pace.fitting.distributed import Team
 from pace.fitting.model_file import load_model, save_model
 from pace.fitting.start import find_start
 from pace.model.concepts import Concepts, bound_of, update
+from pace.model.effective import effective_weights, learn_intervals
 from pace.model.gaussians import Prior
 from pace.model.learning import expect_all, explain_batch
 from pace.model.nearest import Patches, nearest
@@ -42,6 +43,7 @@ from pace.progress import progress
 
 # Parameters that change no more than rounding, so that a checkpoint may be resumed with others.
 _NO_MATTER = ("memory", "device", "distributed", "progress")
+_INTERVAL_IMAGES = 200  # from which intervals are learned
 
 
 class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -257,18 +259,24 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         settings = settings_of(self, observations)
         gamma = np.empty((len(observations), len(self._concepts)), np.float64)
         kind = np.float64 if settings.dtype == torch.float64 else np.float32
-        phi = np.empty((len(observations), observations.n_tokens, len(self._concepts)), kind) if patches else None
+        phi = np.empty((*observations.shape[:2], len(self._concepts)), kind) if patches else None
+        attention = np.empty(observations.shape[:2])
         concepts = self._fitted().to(settings.device, settings.dtype)
         size = settings.images_per_batch(observations.n_tokens, 1, concepts.gaussians)
         with progress("explaining", len(observations), self.progress) as advance:
             for some, batch in observations.batches(size, settings.device, settings.dtype):
                 posterior = explain_batch(batch, concepts, settings, use_predictions=use_predictions, patches=patches)
                 gamma[some] = posterior.gamma.cpu().numpy()
+                attention[some] = batch.attention.cpu().numpy()
                 if phi is not None:
                     phi[some] = posterior.phi.cpu().numpy()
                 advance(some.stop - some.start)
         theta = gamma / gamma.sum(1, keepdims=True)
-        return Explanation(theta.astype(kind), gamma.astype(kind), phi, observations.grid, observations.prefix_tokens)
+        layout = observations.grid, observations.prefix_tokens
+        found = Explanation(theta.astype(kind), gamma.astype(kind), phi, *layout)
+        if settings.updates == "paper":  # its counts sum to 1, whatever the image
+            return found
+        return replace(found, weights=effective_weights(attention, self.neighbours_, *layout), prior=self.share_prior_)
 
     def transform(self, observations: Observations) -> Array:
         """θ (M, K), ŷ withheld."""
@@ -409,6 +417,19 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_, self.prefix_tokens_ = observations.dim, observations.prefix_tokens
+        self._learn_intervals(observations)
+
+    def _learn_intervals(self, observations: Observations) -> None:
+        """How alike neighbours are and which shares are usual, in some of the images: what intervals are made of."""
+        self.neighbours_, self.share_prior_ = None, self.alpha_
+        if self.updates_ == "paper":
+            return
+        chosen = np.unique(np.linspace(0, len(observations) - 1, _INTERVAL_IMAGES).astype(np.int64))
+        some = self.explain(observations[chosen])
+        assert some.phi is not None
+        assert some.weights is not None
+        layout = some.grid, some.prefix_tokens
+        self.neighbours_, self.share_prior_ = learn_intervals(some.phi, some.gamma, some.weights, *layout)
 
 
 def _numpy(tensor: Tensor, dtype: torch.dtype | None = None) -> Array:

@@ -1,7 +1,15 @@
-"""What PACE says about images: concept mixtures with their uncertainty, and the concepts of every patch."""
+"""What PACE says about images: concept mixtures with their uncertainty, and the concepts of every patch.
+
+How sure a share is. A patch counts by its attention, and neighbours that repeat each other count less: the weights ω_mj of an
+image sum to its effective number n_m of independent patches (`pace.model.effective`). With a prior Dir(a), the likelihood of
+the concepts' shares is Π_j (Σ_k θ_k p_jk)^ω_j. Its covariance at the mode counts only what is known of θ although patches
+may belong to either of two concepts (Louis 1982), and gives every share a Beta distribution. Where every patch has one concept
+for sure these are the marginals of Dir(a + Σ_j ω_j φ_j).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +19,17 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _SHOWN = 1e-3  # of an image's largest share; a concept with less is in the image only because of its prior
+_SETTLING = 20  # steps of EM from θ to the mode; more changed no planted coverage
+_FAINT = 1e-3  # effective patches below which a concept is as good as absent
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """Image level θ, γ (M, K) and patch level φ (M, J, K) of M images; rows are distributions over the K concepts.
 
-    q(θ_m) is Dirichlet(γ_m) and θ_m its mean. `phi` is None when only the image level was asked for.
+    q(θ_m) is Dirichlet(γ_m), which counts every patch, and θ_m its mean. `phi` is None when only the image level was asked for.
+    `weights` (M, J) are the effective patches that each token counts for in `interval`, and `prior` (K,) its prior; without
+    them intervals are those of q(θ_m).
     """
 
     theta: Array
@@ -25,6 +37,8 @@ class Explanation:
     phi: Array | None = None
     grid: tuple[int, int] | None = None
     prefix_tokens: int = 0
+    weights: Array | None = None
+    prior: Array | None = None
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -34,17 +48,27 @@ class Explanation:
         return int(self.theta.shape[1])
 
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
-        """Lower and upper end (M, K) of the central credible interval of every θ_mk, from its Beta marginal."""
+        """Lower and upper end (M, K) of the credible interval of every share: the central one, widened to hold θ_mk."""
         from scipy.stats import beta
 
         if not 0 < level < 1:
             raise ValueError(f"level: expected a probability between 0 and 1; found {level}")
-        gamma = self.gamma.astype(np.float64)
-        rest = gamma.sum(1, keepdims=True) - gamma
         if self.n_concepts == 1:
-            return np.ones_like(gamma), np.ones_like(gamma)
-        tail = (1 - level) / 2
-        return beta.ppf(tail, gamma, rest), beta.ppf(1 - tail, gamma, rest)
+            return np.ones_like(self.theta), np.ones_like(self.theta)
+        tail, (for_it, against) = (1 - level) / 2, self._marginals()
+        low, high = beta.ppf(tail, for_it, against), beta.ppf(1 - tail, for_it, against)
+        return np.minimum(low, self.theta), np.maximum(high, self.theta)
+
+    def _marginals(self) -> tuple[Array, Array]:
+        """Parameters (M, K) of the Beta distribution of every share; without φ as if every patch had one concept for sure."""
+        if self.phi is None or self.weights is None or self.prior is None:
+            counts = self.gamma.astype(np.float64)
+            if self.weights is not None and self.prior is not None:
+                counts = self.prior + self.theta * self.weights.sum(1, keepdims=True)
+            return counts, counts.sum(1, keepdims=True) - counts
+        found = [_beta(*image, self.prior) for image in zip(self.phi, self.gamma, self.weights, strict=True)]
+        both: Array = np.array(found).reshape(len(self), 2, self.n_concepts)
+        return both[:, 0], both[:, 1]
 
     def top_concepts(self, image: int, n: int = 3) -> Array:
         """The n concepts with the largest share θ of an image, largest first."""
@@ -73,15 +97,26 @@ class Explanation:
         sums = np.add.reduceat(np.add.reduceat(patches, row_starts, 1), column_starts, 2)
         heights, widths = np.diff([*row_starts, rows]), np.diff([*column_starts, columns])
         means = sums / np.outer(heights, widths)[None, :, :, None].astype(phi.dtype)
-        grid = (len(row_starts), len(column_starts))
-        return replace(self, phi=means.reshape(len(self), -1, self.n_concepts), grid=grid, prefix_tokens=0)
+        grid, phi = (len(row_starts), len(column_starts)), means.reshape(len(self), -1, self.n_concepts)
+        return replace(self, phi=phi, grid=grid, prefix_tokens=0, weights=None, prior=None)
+
+    def merged(self, groups: Sequence[Sequence[int]]) -> Explanation:
+        """The same explanation with every group of concepts as one; concepts in no group go into a last one."""
+        rest = np.setdiff1d(np.arange(self.n_concepts), [k for group in groups for k in group])
+        groups = [*groups, rest.tolist()] if len(rest) else groups
+
+        def sums(values: Array) -> Array:
+            return np.stack([values[..., list(group)].sum(-1) for group in groups], -1)
+
+        phi, prior = (None if values is None else sums(values) for values in (self.phi, self.prior))
+        return replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi, prior=prior)
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
         """The explanation of some of the images, or of one."""
         if isinstance(images, (int, np.integer)):
             images = [int(images)]
-        phi = None if self.phi is None else self.phi[images]
-        return replace(self, theta=self.theta[images], gamma=self.gamma[images], phi=phi)
+        phi, weights = (None if values is None else values[images] for values in (self.phi, self.weights))
+        return replace(self, theta=self.theta[images], gamma=self.gamma[images], phi=phi, weights=weights)
 
     def __repr__(self) -> str:
         level = "image level" if self.phi is None else "image and patch level"
@@ -106,3 +141,29 @@ def _is_shown(theta: Array) -> Array:
     """Whether an image shows a concept (…, K). Other methods' attributions may be negative: their size counts."""
     size = np.abs(theta)
     return np.asarray(size >= _SHOWN * size.max(-1, keepdims=True))
+
+
+def _beta(phi: Array, gamma: Array, weights: Array, prior: Array) -> tuple[Array, Array]:
+    """Parameters (K,) of the shares' Beta distributions in one image."""
+    from scipy.special import digamma
+
+    effective, strength = weights.sum(), prior.sum()
+    total = effective + strength
+    theta, precision = prior / total, np.full(len(prior), float(total))  # as of a concept without any patch
+    seen = np.flatnonzero(weights @ phi > _FAINT)
+    # φ_jk ∝ p_jk exp E log θ_k, so the likelihoods p follow from φ but for a factor of each patch.
+    likelihood = phi[:, seen] * np.exp(digamma(gamma[seen]).max() - digamma(gamma[seen])).astype(np.float64)
+    likelihood /= likelihood.max(1, keepdims=True).clip(1e-300)
+    share = gamma[seen] / gamma[seen].sum()
+    for _ in range(_SETTLING):
+        norm = (likelihood @ share).clip(1e-300)
+        counts = share * ((weights / norm) @ likelihood)
+        share = (prior[seen] + counts) / total
+    own = likelihood * share
+    own /= own.sum(1, keepdims=True).clip(1e-300)
+    inverse = np.linalg.inv((own * weights[:, None]).T @ own + np.diag(prior[seen]))
+    pull = share * (inverse @ share)
+    all_pulls = pull.sum() + (np.delete(prior, seen) / total**2).sum()
+    variance = share**2 * np.diag(inverse) - pull**2 / all_pulls
+    theta[seen], precision[seen] = share, share * (1 - share) / variance.clip(1e-12)
+    return theta * precision, (1 - theta) * precision

@@ -38,6 +38,9 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
     tensors["refinement"] = torch.from_numpy(model.refinement_)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
+    tensors["share_prior"] = torch.from_numpy(model.share_prior_)
+    if model.neighbours_ is not None:
+        tensors["neighbours"] = torch.from_numpy(model.neighbours_)
     if model.selection_ is not None:
         tensors |= {f"selection.{name}": t for name, t in model.selection_.tensors().items()}
     if statistics and model._statistics is not None:
@@ -89,6 +92,8 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()
     model.concept_weights_ = tensors["concept_weights"].numpy()
+    model.share_prior_ = tensors["share_prior"].numpy()
+    model.neighbours_ = tensors["neighbours"].numpy() if "neighbours" in tensors else None
     model.n_iter_ = len(model.lower_bounds_)
     model.n_features_in_ = model._concepts.gaussians.means.shape[1]
     return model

@@ -252,16 +252,14 @@ class Bar(NamedTuple):
 
 
 def theta_bars_of(explanation: Explanation, image: int, fills: dict[int, Fill], level: float) -> list[Bar]:
-    """θ of some concepts of an image, then of all others together (sums of Dirichlet shares are Beta too) if any is seen."""
+    """θ of some concepts of an image, then of all others together if any is seen."""
     names, looks = [f"Concept {k}" for k in fills], list(fills.values())
-    gamma = explanation.gamma[image].astype(np.float64)
-    others = np.setdiff1d(np.arange(len(gamma)), list(fills))
-    shown = len(np.intersect1d(explanation.shown_concepts(image), others))
-    pooled = np.append(gamma[list(fills)], gamma[others].sum() if len(others) else [])[None]
-    if len(others) and (shown or gamma[others].sum() >= _WRITTEN * gamma.sum()):
+    pooled = explanation[image].merged([[k] for k in fills])
+    theta, (low, high) = pooled.theta, pooled.interval(level)
+    shown = len(np.setdiff1d(explanation.shown_concepts(image), list(fills)))
+    if theta.shape[1] > len(names) and (shown or theta[0, -1] >= _WRITTEN):
         names.append(plural(shown, "other") if shown else "the rest")
         looks.append(Fill(RULE, ""))
-    theta, (low, high) = pooled / pooled.sum(), Explanation(pooled, pooled).interval(level)
     return [Bar(name, theta[0, n], low[0, n], high[0, n], looks[n]) for n, name in enumerate(names)]
 
 
