@@ -1,4 +1,4 @@
-"""Effective patches: Kish's number, and neighbours that repeat each other. tests/benchmarks/test_coverage.py has the coverage."""
+"""Effective patches: Kish's number, and neighbours that repeat each other; coverage is in tests/benchmarks."""
 
 import numpy as np
 import pytest
