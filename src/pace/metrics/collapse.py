@@ -35,14 +35,14 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
     """Every sign of collapse that the scores show, the most telling first; scores that are missing are not judged."""
     # A missing score is NaN, which is neither above nor below a limit.
     value = defaultdict(lambda: math.nan, {name: score.value for name, score in scores.items()})
-    low = defaultdict(lambda: math.nan, {name: _either(score.low, score.value) for name, score in scores.items()})
-    high = defaultdict(lambda: math.nan, {name: _either(score.high, score.value) for name, score in scores.items()})
+    low = value | {name: score.low for name, score in scores.items() if score.low is not None}
+    high = value | {name: score.high for name, score in scores.items() if score.high is not None}
     faithful, given = value["faithfulness"], value["faithfulness_given_prediction"]
     apart, ratio, echo = (value[name] for name in ("between_images", "stability_ratio", "class_echo"))
     used, total, majority = (value[name] for name in ("effective_concepts", "n_concepts", "majority_class"))
     area, attended, cls = (value[name] for name in ("leading_area", "leading_attention", "cls_weight"))
     information, gain = value["within_image_information"], value["warp_gain"]
-    # By lot or by position it is 0 or less.
+    # Concepts laid out by lot or by position get 0 or less.
     least_information = max(0.0, value["information_by_attention"])
     least_gain = max(0.0, value["warp_gain_by_attention"])
     colours, parts, by_position = (
@@ -104,10 +104,6 @@ def verdict(scores: Mapping[str, Score], signs: list[Sign]) -> str:
     believed = [level for level in _NEEDED if level not in doubts]
     head = f"Believe the {believed[0]} level only" if believed else "Do not believe it"
     return f"{head}: {'; '.join(doubts.values())}."
-
-
-def _either(end: float | None, value: float) -> float:
-    return value if end is None else end
 
 
 def _shares(area: float, attended: float) -> str:

@@ -64,7 +64,7 @@ class Scores(dict[str, Score]):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scores:
         """The inverse of `as_dict`, also after a round trip through JSON."""
-        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"], values["verdict"])
+        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"], values.get("verdict", ""))
 
 
 def _short(value: float) -> str:
