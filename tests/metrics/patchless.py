@@ -18,13 +18,10 @@ _PLACES = np.stack([_COLUMN / GRID[1], _ROW / GRID[0]], 1) + 0.5 / GRID[0]  # ce
 
 
 class Pictures(NamedTuple):
-    """Observations of the pictures and of crops of them, some mirrored, and the true concepts of the patches of both."""
+    """Observations of the pictures and of crops of them, some mirrored."""
 
     seen: Observations
     perturbed: Observations
-    crops: np.ndarray
-    concepts: np.ndarray  # (M, patches)
-    concepts_perturbed: np.ndarray
     yhat: np.ndarray
 
 
@@ -52,13 +49,13 @@ def pictures(seed: int = 0) -> Pictures:
     of_image = 0.4 * rng.normal(size=(_IMAGES, 1, DIM))
     predictions = np.where(np.eye(CLASSES)[label] > 0, 0.9, 0.1 / (CLASSES - 1))
 
-    def observed(concepts: np.ndarray) -> Observations:
+    def observed(concepts: np.ndarray, crops: np.ndarray | None = None) -> Observations:
         embeddings = means[concepts] + of_image + of_place + 0.7 * rng.normal(size=(*concepts.shape, DIM))
         attention = np.where(concepts < _BACKGROUNDS, 1.0, 3.0) * rng.gamma(4, size=concepts.shape)
-        return Observations(embeddings.astype(np.float32), attention, predictions, GRID)
+        return Observations(embeddings.astype(np.float32), attention, predictions, GRID, crops=crops)
 
     true, moved = (concepts_at(points) for points in (np.tile(_PLACES, (_IMAGES, 1, 1)), shown))
-    return Pictures(observed(true), observed(moved), crops, true, moved, label)
+    return Pictures(observed(true), observed(moved, crops), label)
 
 
 def _crops(rng: np.random.Generator) -> np.ndarray:

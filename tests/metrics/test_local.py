@@ -6,11 +6,11 @@ import torch
 
 from pace.metrics import (
     bootstrap,
-    information_by_attention,
+    information_over_attention,
     matching_patches,
     warp_agreement,
     warp_gain,
-    warp_gain_by_attention,
+    warp_gain_over_attention,
     within_image_information,
 )
 
@@ -134,12 +134,12 @@ def test_concepts_are_laid_out_again_by_attention(concepts, embeddings):
     laid_out = one_hot([[0, 1, 1, 0], [0, 0, 0, 1]])
     expected = warp_gain(laid_out, laid_out, crops, (1, 4))
     assert expected == pytest.approx(((1 - 1) + (0.5 - 1)) / 2)
-    assert warp_gain_by_attention(phi, phi, attention, attention, crops, (1, 4)) == expected
+    over = warp_gain_over_attention(phi, phi, attention, attention, crops, (1, 4))
+    assert over == pytest.approx(warp_gain(phi, phi, crops, (1, 4)) - expected)
     in_order = RNG.random((40, 16)) - concepts  # every patch of concept 0 has more than any of concept 1
-    value = within_image_information(one_hot(concepts), embeddings, GRID)
-    assert information_by_attention(one_hot(concepts), embeddings, in_order, GRID) == value
+    assert information_over_attention(one_hot(concepts), embeddings, in_order, GRID) == 0
     at_random = RNG.random((40, 16))
-    assert information_by_attention(one_hot(concepts), embeddings, at_random, GRID) < 0.1
+    assert information_over_attention(one_hot(concepts), embeddings, at_random, GRID) > 0.9
 
 
 def test_bad_input_is_refused(concepts, embeddings):
@@ -153,4 +153,4 @@ def test_bad_input_is_refused(concepts, embeddings):
     with pytest.raises(ValueError, match=r"crops: expected \(images, 4\)"):
         matching_patches(np.ones((3, 5)), GRID)
     with pytest.raises(ValueError, match=r"attention: expected patches \(40, 16\) as phi has; found \(40, 15\)"):
-        information_by_attention(phi, embeddings, np.ones((40, 15)), GRID)
+        information_over_attention(phi, embeddings, np.ones((40, 15)), GRID)

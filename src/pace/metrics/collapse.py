@@ -1,7 +1,8 @@
 """When good scores mean nothing: warnings in words, and a verdict in one line.
 
-A floor (`majority_class`, the scores "by attention") is what a trivial explanation gets. A score must be above it with its
-whole interval. The other limits lie between the scores of explanations known to have collapsed and of sound ones.
+Where a trivial explanation's score is known (`majority_class`, position's part consistency, concepts laid out by attention),
+a score must be above it with its whole interval. The other limits lie between the scores of explanations known to have
+collapsed and of sound ones.
 """
 
 from __future__ import annotations
@@ -42,9 +43,6 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
     used, total, majority = (value[name] for name in ("effective_concepts", "n_concepts", "majority_class"))
     area, attended, cls = (value[name] for name in ("leading_area", "leading_attention", "cls_weight"))
     information, gain = value["within_image_information"], value["warp_gain"]
-    # Concepts laid out by lot or by position get 0 or less.
-    least_information = max(0.0, value["information_by_attention"])
-    least_gain = max(0.0, value["warp_gain_by_attention"])
     colours, parts, by_position = (
         value[name] for name in ("colour_recovery", "part_consistency", "part_consistency_by_position")
     )
@@ -75,12 +73,13 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
              f"One concept covers a typical image ({_shares(area, attended)}): there is no patch level to speak "
              "of."): area > COVERED or attended > COVERED,
         Sign("patch", "no patch level (a patch's concept says nothing of the patch)",
-             f"The concept of a patch says no more of it (within-image information {information:.3f}) than its place and "
-             f"attention do ({least_information:.3f}): there is no patch level."):
-            low["within_image_information"] <= least_information,
+             "The concept of a patch says no more of it than its place and attention do (within-image information "
+             f"{_beside(information, value['information_over_attention'])}): there is no patch level."):
+            min(low["within_image_information"], low["information_over_attention"]) <= 0,
         Sign("patch", "no patch level (concepts do not follow the picture)",
-             f"The concepts do not follow the picture when it is cropped and mirrored (warp gain {gain:.3f}; place and "
-             f"attention alone {least_gain:.3f}): there is no patch level."): low["warp_gain"] <= least_gain,
+             "When the picture is cropped and mirrored, the concepts follow it no better than place and attention do (warp "
+             f"gain {_beside(gain, value['warp_gain_over_attention'])}): there is no patch level."):
+            min(low["warp_gain"], low["warp_gain_over_attention"]) <= 0,
         # One concept per class gets 0.45.
         Sign("patch", "the concepts are not the true colours",
              f"The concepts are not the true colours (agreement {colours:.2f})."): colours < 0.5,
@@ -104,6 +103,10 @@ def verdict(scores: Mapping[str, Score], signs: list[Sign]) -> str:
     believed = [level for level in _NEEDED if level not in doubts]
     head = f"Believe the {believed[0]} level only" if believed else "Do not believe it"
     return f"{head}: {'; '.join(doubts.values())}."
+
+
+def _beside(value: float, over: float) -> str:
+    return f"{value:.3f}" if math.isnan(over) else f"{value:.3f}, by attention alone {value - over:.3f}"
 
 
 def _shares(area: float, attended: float) -> str:
