@@ -138,7 +138,8 @@ def score(name: str, value: float, low: float | None = None, high: float | None 
     return Score(name, name, value, low, high, None, (-1, 1), "")
 
 
-SOUND = (score("faithfulness", 0.9), score("stability_ratio", 0.4), score("within_image_information", 0.2))
+SOUND = (score("faithfulness", 0.9), score("stability_ratio", 0.4), score("information_over_attention", 0.2))
+FOLLOWS = score("warp_gain_over_attention", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -182,23 +183,23 @@ def test_scores_above_their_floors_are_left_alone():
 @pytest.mark.parametrize(
     ("scores", "line"),
     [
-        ([*SOUND, score("warp_gain", 0.1)], "Believe images and patches: all tests are passed."),
+        ([*SOUND, FOLLOWS], "Believe images and patches: all tests are passed."),
         (
-            [*SOUND, score("warp_gain", 0.0)],
+            [*SOUND, FOLLOWS, score("warp_gain", 0.0)],
             "Believe the image level only: no patch level (concepts do not follow the picture).",
         ),
-        (SOUND, "Believe the image level only: the patch level was not tested (no warp gain)."),
+        (SOUND, "Believe the image level only: the patch level was not tested (no warp gain over attention)."),
         (
-            SOUND[1:] + (score("warp_gain", 0.1),),
+            [*SOUND[1:], FOLLOWS],
             "Believe the patch level only: the image level was not tested (no faithfulness).",
         ),
         (
             [*SOUND[:2], score("class_echo", 0.99)],
             "Do not believe it: its concepts are the classes under other names; the patch level was not tested (no "
-            "within-image information or warp gain).",
+            "information over attention or warp gain over attention).",
         ),
         (
-            [*SOUND, score("warp_gain", 0.0), score("leading_area", 0.99), score("stability_ratio", 1.1)],
+            [*SOUND, FOLLOWS, score("leading_area", 0.99), score("stability_ratio", 1.1)],
             "Do not believe it: a perturbed image might as well be another image; one concept covers the picture.",
         ),
     ],
@@ -236,7 +237,7 @@ def test_evaluate_scores_a_fitted_model(fitted):
     assert scores["stability_ratio"].value < 0.2
     assert scores["levels"].value == 3
     assert {"faithfulness", "faithfulness_given_prediction", "part_consistency"} <= scores.keys()
-    assert scores.verdict.endswith("the patch level was not tested (no warp gain).")  # the views have no crops
+    assert scores.verdict.endswith("the patch level was not tested (no warp gain over attention).")  # no crops
     plain = evaluate(model, train, test, perturbed, colours=colours, parts=parts, bootstrap=0)
     assert {name: score.value for name, score in plain.items()} == {name: score.value for name, score in scores.items()}
     assert {score.low for score in plain.values()} == {None}

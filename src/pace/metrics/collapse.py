@@ -20,7 +20,10 @@ Level = Literal["image", "patch"]
 # A level is believed when these were measured, and nothing warns of it.
 _NEEDED: dict[Level, dict[str, str]] = {
     "image": {"faithfulness": "faithfulness", "stability_ratio": "stability ratio"},
-    "patch": {"within_image_information": "within-image information", "warp_gain": "warp gain"},
+    "patch": {
+        "information_over_attention": "information over attention",
+        "warp_gain_over_attention": "warp gain over attention",
+    },
 }
 
 
@@ -72,7 +75,7 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
         Sign("patch", "one concept covers the picture",
              f"One concept covers a typical image ({_shares(area, attended)}): there is no patch level to speak "
              "of."): area > COVERED or attended > COVERED,
-        Sign("patch", "no patch level (a patch's concept says nothing of the patch)",
+        Sign("patch", "no patch level (a patch's place and attention say as much)",
              "The concept of a patch says no more of it than its place and attention do (within-image information "
              f"{_beside(information, value['information_over_attention'])}): there is no patch level."):
             min(low["within_image_information"], low["information_over_attention"]) <= 0,

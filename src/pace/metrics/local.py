@@ -51,9 +51,7 @@ def information_over_attention(
 
 
 @metric(title="Warp agreement", better="higher", range=(-1, 1))
-def warp_agreement(
-    phi: Any, phi_perturbed: Any, crops: Any, grid: tuple[int, int], prefix_tokens: int = 0
-) -> Measure:
+def warp_agreement(phi: Any, phi_perturbed: Any, crops: Any, grid: tuple[int, int], prefix_tokens: int = 0) -> Measure:
     """Agreement of the concepts of two patches that show the same place in picture and perturbed view; 0 is chance.
 
     Cohen's κ, pooled over images: Σ (agreement − chance) / Σ (1 − chance), where chance follows from the shares that the
@@ -110,7 +108,8 @@ def matching_patches(crops: Any, grid: tuple[int, int]) -> Array:
     def along(start: Array, stop: Array, cells: int) -> Array:
         centres = (np.arange(cells) + 0.5) / cells
         places = start[:, None] + centres * (stop - start)[:, None]
-        return np.floor(places * cells).clip(0, cells - 1).astype(np.int64)  # rounding may put the edge outside
+        found: Array = np.floor(places * cells).clip(0, cells - 1).astype(np.int64)  # rounding may put the edge outside
+        return found
 
     left, top, right, bottom = boxes.T
     row, column = along(top, bottom, grid[0]), along(left, right, grid[1])
@@ -128,7 +127,7 @@ def _concepts(phi: Any, grid: tuple[int, int], prefix_tokens: int) -> Array:
 def _views(
     phi: Any, phi_perturbed: Any, crops: Any, grid: tuple[int, int], prefix_tokens: int
 ) -> tuple[Array, Array, Array]:
-    """Concepts (M, patches) of the perturbed view, of the picture, and of the picture's patches that show what the view's do."""
+    """Concepts (M, patches) of the view, of the picture, and of the picture's patches that show what the view's do."""
     here, moved = (_concepts(some, grid, prefix_tokens) for some in (phi, phi_perturbed))
     matches = matching_patches(crops, grid)
     if not len(here) == len(moved) == len(matches):
@@ -215,8 +214,8 @@ def _learn(concepts: Array, embeddings: Any, prefix_tokens: int, half: Array) ->
         shared -= np.outer(sizes, sizes) / (images * patches)
         pull = of_concepts[side] - by_place.T @ places
         effects = np.linalg.solve(np.diag(sizes + _PRIOR) - shared, pull)
-        three = places, effects, by_place @ effects / images
-        found.append(tuple(part.astype(np.float32) for part in three))
+        expected = by_place @ effects / images
+        found.append((places.astype(np.float32), effects.astype(np.float32), expected.astype(np.float32)))
     return found
 
 

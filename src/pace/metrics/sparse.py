@@ -10,8 +10,8 @@ import numpy as np
 from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import as_array, concept_counts, entropy, l1_normalised, patches_of, theta_of
 
-# One concept covers an image from here on: fewer than one patch in five has another. Sound explanations of images with four to
-# ten true concepts have 0.3 to 0.5, an explanation that paints object and background alike 0.99.
+# One concept covers an image from here on: fewer than one patch in five has another. Sound explanations of planted pictures and
+# of Color have 0.4 to 0.65, one that paints object and background alike 0.99.
 COVERED = 0.8
 
 
