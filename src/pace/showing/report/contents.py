@@ -31,6 +31,7 @@ _NEIGHBOURS = 4
 _CLASS_CONCEPTS = 5
 _CLASS_IMAGES = 6
 _PREDICTIONS = 5  # classes kept of every prediction
+_SECOND = 0.1  # share of the places that a second concept needs, since one concept everywhere is kept anyhow
 _HELD = 0.01  # share below which an image does not show a concept; parts.js has the same
 
 
@@ -50,6 +51,8 @@ def of_images(
         "original": view(explanation, observations, bool(names)),
         "perturbed": None,
         "perturbedPictures": False,
+        "places": None,
+        "telling": [_most_covered(_leading(explanation))],
         **_concepts(model, observations, explanation, names, pictures),
     }
 
@@ -78,6 +81,44 @@ def view(explanation: Explanation, observations: Observations, with_predictions:
         "weight": packed(attention / attention.sum(1, keepdims=True), "u16", 65535),
         "predictions": _predictions(observations) if with_predictions else None,
     }
+
+
+def followed(explanation: Explanation, perturbed: Explanation, crops: Array, grid: tuple[int, int]) -> dict[str, Any]:
+    """The patch of the picture that each patch of a perturbed view shows, and the images that tell most about them.
+
+    A place keeps its concept if it has the same leading concept in picture and view.
+    """
+    places, leading = _matching_patches(crops, grid), _leading(explanation)
+    there = np.take_along_axis(leading, places, 1)
+    kept = (there == _leading(perturbed)).mean(1)
+    varied = np.flatnonzero(np.array([_shares(row)[1] for row in there]) >= _SECOND)
+    best = [_telling("best", varied[kept[varied].argmax()], kept)] if varied.size else []
+    return {
+        "places": packed(places, "u8" if places.shape[1] <= 256 else "u16"),
+        "telling": [*best, _telling("worst", kept.argmin(), kept), _most_covered(leading)],
+    }
+
+
+def _most_covered(leading: Array) -> dict[str, Any]:
+    share = np.array([_shares(row)[0] for row in leading])
+    m = share.argmax()
+    return {**_telling("covered", m, share), "concept": int(np.bincount(leading[m]).argmax())}
+
+
+def _telling(why: str, image: Any, share: Array) -> dict[str, Any]:
+    return {"why": why, "image": int(image), "share": float(share[image])}
+
+
+def _leading(explanation: Explanation) -> Array:
+    """The strongest concept of every patch (M, patches)."""
+    concepts: Array = np.asarray(explanation.phi)[:, explanation.prefix_tokens :].argmax(2)
+    return concepts
+
+
+def _shares(concepts: Array) -> tuple[float, float]:
+    """Of patches with these concepts, the shares that the largest and the second largest concept have."""
+    second, first = np.sort(np.append(np.bincount(concepts), 0))[-2:] / len(concepts)
+    return float(first), float(second)
 
 
 def _concepts(
@@ -144,14 +185,14 @@ def learning(model: PACE) -> dict[str, Any]:
 
 
 def trust(scores: Scores | None) -> dict[str, Any]:
-    """The scores and their warnings."""
+    """The verdict, the warnings and the scores."""
     if scores is None:
-        return {"scores": None, "warnings": []}
+        return {"verdict": None, "scores": None, "warnings": []}
     entries = [
         {name: _number(value) if isinstance(value, float) else value for name, value in score.as_dict().items()}
         for score in scores.values()
     ]
-    return {"scores": entries, "warnings": scores.warnings}
+    return {"verdict": getattr(scores, "verdict", None), "scores": entries, "warnings": scores.warnings}
 
 
 def nearest_concepts(means: Array, used: Array, n: int) -> list[list[int]]:
@@ -188,3 +229,11 @@ def _predictions(observations: Observations) -> list[list[tuple[int, float]]] | 
 def _number(value: float) -> float | None:
     """As JSON has it: NaN and infinities are no numbers there."""
     return value if np.isfinite(value) else None
+
+
+def _matching_patches(crops: Array, grid: tuple[int, int]) -> Array:
+    (rows, columns), (left, top, right, bottom) = grid, np.asarray(crops, np.float64).T[:, :, None]
+    across = np.floor(columns * (left + (np.arange(columns) + 0.5) / columns * (right - left))).clip(0, columns - 1)
+    down = np.floor(rows * (top + (np.arange(rows) + 0.5) / rows * (bottom - top))).clip(0, rows - 1)
+    places: Array = (down[:, :, None] * columns + across[:, None]).reshape(len(down), -1).astype(np.int64)
+    return places
