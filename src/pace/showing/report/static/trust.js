@@ -26,7 +26,7 @@ const trustView = {
 };
 
 function verdict() {
-  if (data.scores) return h("p", { class: "verdict" }, data.verdict);
+  if (data.scores) return data.verdict && h("p", { class: "verdict" }, data.verdict);
   return [h("p", { class: "verdict" }, "Not known: this report has no scores."),
     note("Run pace evaluate before pace report, or pass scores=pace.metrics.evaluate(…) to write_report.")];
 }
@@ -34,8 +34,8 @@ function verdict() {
 function tellingImages() {
   const isVaried = data.telling.some(({ why }) => why === "best");
   return h("section", { "aria-labelledby": "telling" },
-    h("h2", { id: "telling" }, "Telling images"),
-    places ? note("Each picture and its perturbed view, coloured by concept. Cropped, mirrored and recoloured, the same thing should keep its concept.",
+    h("h2", { id: "telling" }, "The most telling images"),
+    places ? note("Each picture beside its perturbed view, coloured by concept. Concepts follow a picture if the same thing keeps its concept when it is cropped, mirrored and recoloured.",
       !isVaried && " None is listed as best followed, since in no image a second concept holds a tenth of the places.")
       : note("Whether concepts follow what they mark cannot be seen here: that takes perturbed views that say which part of the picture they show. ",
         "pace report makes them unless it is given --no-pairs; in Python pass perturbed= and perturbed_images= to write_report."),
@@ -48,7 +48,7 @@ function tellingImage(found) {
   return h("a", { class: "card", href: link.image(m, { overlay: imagesView.canFollow ? "kept" : "all" }) },
     h("h3", {}, title), h("p", {}, sentence(found)),
     h("span", { class: "pair" }, pictured.map((view) => conceptMap(view, m, colours))),
-    h("span", { class: "caption clip" }, data.names[m]));
+    h("span", { class: "caption" }, h("span", { class: "clip" }, data.names[m])));
 }
 
 function warnings() {
