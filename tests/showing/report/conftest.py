@@ -17,7 +17,7 @@ from pace.showing.report import write_report
 def case():
     """24 images of 6 x 6 patches and CLS, 3 classes, 8 concepts of which the last two are not in use."""
     known = planted(k=5, images=24, d=12)
-    known.perturbed.crops = np.tile(np.float32([1, 0, 0, 1]), (24, 1))  # mirrored
+    known.perturbed.crops = np.float32([[1, 0, 0, 1]] * 24)  # mirrored
     names = [HOSTILE_FILE, *(f"folder/picture {number:02d}.jpg" for number in range(1, 24))]
     images = Drawn(names, np.arange(24) % 3, [HOSTILE, "rose & <b>thorn</b>", "oak"])
     model = fit(known.observations, known.perturbed, n_concepts=8, max_iter=6)

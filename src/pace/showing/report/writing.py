@@ -79,8 +79,8 @@ def write_report(
             raise ValueError(f"perturbed: expected the same images as {observations}; found {perturbed}")
         moved = _explained(model, perturbed, None)
         data["perturbed"] = contents.view(moved, perturbed, bool(names))
-        if (crops := getattr(perturbed, "crops", None)) is not None:
-            data |= contents.followed(shown, moved, crops, data["grid"])
+        if perturbed.crops is not None:
+            data |= contents.followed(shown, moved, perturbed.crops[:], data["grid"])
     if perturbed_images is not None:
         if perturbed is None:
             raise ValueError("perturbed_images: needs perturbed, the observations of these images, as well")
