@@ -70,7 +70,7 @@ function scores() {
 
 function scoreItem({ title, value, low, high, better, range, meaning }) {
   const bounded = range[0] !== null && range[1] !== null && range[1] > range[0] && value !== null;
-  const text = (x) => (range[1] === 1 && x !== null ? x.toFixed(2) : figure(x)); // shares in shares' digits
+  const text = (x) => (range[1] === 1 && x !== null ? x.toFixed(2).replace("-", "−") : figure(x)); // shares in shares' digits
   const at = (x) => `${(100 * (x - range[0])) / (range[1] - range[0])}%`;
   return h("div", { class: "score" },
     h("p", { class: "headline" }, h("span", { class: "title" }, title), h("b", { class: "figure" }, text(value)),
