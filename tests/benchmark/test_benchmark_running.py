@@ -192,7 +192,7 @@ def test_the_patch_level_can_be_scored_on_fewer_images(whole, recipe):
     found = small(folder, recipe, ["kmeans"], options={}, scoring=fewer).rows[0]
     whole_row = results.row("color", "kmeans")
     assert found.value("faithfulness") == whole_row.value("faithfulness")
-    assert found.value("patch_variety") != whole_row.value("patch_variety")
+    assert found.value("concepts_per_image") != whole_row.value("concepts_per_image")
     assert found.value("colour_recovery") != whole_row.value("colour_recovery")
     assert "deletion" not in found.scores
 

@@ -263,6 +263,8 @@ def test_evaluate_then_report(elsewhere: Path):
     assert {"faithfulness", "stability", "sparsity", "stability_ratio", "effective_concepts"} <= scores.keys()
     assert scores["faithfulness"]["low"] <= scores["faithfulness"]["value"] <= scores["faithfulness"]["high"]
     assert "Stability ratio" in outcome.err  # the table
+    assert document["results"]["verdict"] in outcome.err
+    assert "every" not in document["configuration"]
 
     document = invoke("report", "--run", "shop/fit", "--limit", "6", "--out", "page", "--json").document
     assert document["configuration"]["evaluation"] == str(next((elsewhere / "runs").glob("evaluate-*")))
@@ -270,6 +272,20 @@ def test_evaluate_then_report(elsewhere: Path):
     assert document["results"]["address"] == page.as_uri()
     assert document["results"]["images"] == 6
     assert "Stability ratio" in page.read_text(encoding="utf-8")
+
+
+def test_evaluate_prints_the_main_scores_first_and_the_verdict_last(elsewhere: Path):
+    short, long = (invoke("evaluate", "--run", "shop/fit", "--bootstrap", "0", *all) for all in ((), ("--all",)))
+    kept = record(next((elsewhere / "runs").glob("evaluate-*")))["results"]
+    for outcome in (short, long):
+        assert outcome.code == 0
+        assert outcome.out.splitlines()[0].startswith("score")
+        assert outcome.out.splitlines()[-1] == kept["verdict"]
+        assert "Stability ratio" in outcome.out
+        assert all(f"! {warning}" in outcome.out for warning in kept["warnings"])
+    assert "Hoyer sparsity" not in short.out
+    assert len(short.out.splitlines()[: short.out.splitlines().index("")]) - 1 - len(kept["warnings"]) <= 7
+    assert all(score["title"] in long.out for score in kept["scores"].values())
 
 
 def test_a_report_without_scores_says_how_to_get_them(elsewhere: Path):
@@ -320,7 +336,9 @@ def test_demo_ends_with_the_address_of_its_page(elsewhere: Path, monkeypatch: py
     def run(folder: Path, *, seed: int, n_per_class: int, n_concepts: int) -> demo.DemoResult:
         assert (seed, n_per_class, n_concepts) == (3, 500, 5)
         (folder / "report.html").write_text("page")
-        scores = Scores([Score("stability", "Stability", 0.5, 0.4, 0.6, "lower", (0, 2), "How far.")], ["Careful."])
+        scores = Scores(
+            [Score("stability", "Stability", 0.5, 0.4, 0.6, "lower", (0, 2), "How far.")], ["Careful."], "Not yet."
+        )
         return demo.DemoResult(folder, folder / "report.html", (folder / "a.png",), PACE(), scores, 0.25, 1.5)
 
     monkeypatch.setattr(demo, "run", run)
@@ -328,6 +346,7 @@ def test_demo_ends_with_the_address_of_its_page(elsewhere: Path, monkeypatch: py
     assert outcome.code == 0
     assert outcome.out.splitlines()[-1] == (elsewhere / "shown" / "report.html").as_uri()
     assert "! Careful." in outcome.out
+    assert "Not yet." in outcome.out
     assert "0.4 to 0.6" in outcome.out
     kept = record(elsewhere / "shown")["results"]
     assert (kept["address"], kept["warnings"]) == (outcome.out.splitlines()[-1], ["Careful."])

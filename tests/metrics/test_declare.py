@@ -75,7 +75,9 @@ def test_draws_are_the_weights_of_images():
         (metrics.colour_recovery, (phi, colours)),
         (metrics.colour_accuracy, (phi, colours)),
         (metrics.colour_purity, (phi, colours)),
-        (metrics.patch_variety, (phi,)),
+        (metrics.concepts_per_image, (phi,)),
+        (metrics.leading_area, (phi,)),
+        (metrics.leading_share, (THETA,)),
     ):
         replicate = metric.measure(*arguments).values(weights[None].astype(float))[0]
         assert replicate == pytest.approx(metric(*(argument[drawn] for argument in arguments))), metric.name

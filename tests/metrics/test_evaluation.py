@@ -1,7 +1,6 @@
 """The set of scores and warnings catches every degenerate explainer, and leaves a sound one alone."""
 
 import json
-from dataclasses import replace
 
 import degenerate
 import numpy as np
@@ -10,8 +9,8 @@ from degenerate import TEST, TRAIN, explanation
 from planted import planted
 
 from pace import PACE, Observations
-from pace.metrics import Scores, evaluate, score_explanations
-from pace.metrics.collapse import collapses
+from pace.metrics import Score, Scores, evaluate, score_explanations
+from pace.metrics.collapse import signs_of_collapse, verdict
 
 WORLD = degenerate.world()
 NAMES = ("sound", "constant", "random", "one_concept_per_class", "one_concept_for_all_patches", "cls_alone")
@@ -30,7 +29,7 @@ def judged() -> dict[str, Scores]:
             yhat_test=WORLD.yhat[TEST],
             yhat_perturbed=WORLD.yhat_perturbed[TEST],
             given_prediction=(degenerate.one_hot(WORLD.yhat[TRAIN]), degenerate.one_hot(WORLD.yhat[TEST])),
-            attention=case.attention[TEST],
+            token_weights=case.attention[TEST],
             concepts=np.eye(degenerate.CONCEPTS),
             colours=WORLD.colours[TEST],
             bootstrap=50,
@@ -65,7 +64,8 @@ def test_a_sound_explanation_has_all_scores_and_no_warning(judged):
         "hoyer_sparsity",
         "levels",
         "concepts_per_image",
-        "patch_variety",
+        "leading_share",
+        "leading_area",
         "cls_weight",
         "n_concepts",
         "effective_concepts",
@@ -81,6 +81,7 @@ def test_a_constant_explanation_is_perfectly_stable_and_caught(judged):
     assert warned(scores, "nearly the same explanation")
     assert "Stability: 0.00 [0.00, 0.00]" in repr(scores)
     assert repr(scores).count("warning: ") == len(scores.warnings)
+    assert repr(scores).splitlines()[-1] == scores.verdict
     assert warned(scores, "as far from its original as any other image")
     assert warned(scores, "no better")
     assert warned(scores, "no patch level")
@@ -90,7 +91,6 @@ def test_a_constant_explanation_is_perfectly_stable_and_caught(judged):
 def test_a_random_explanation_is_varied_and_caught(judged):
     scores = judged["random"]
     assert scores["effective_concepts"].value > 10
-    assert scores["patch_variety"].value > 2
     assert warned(scores, "as far from its original as any other image")
     assert warned(scores, "no better")
     assert warned(scores, "only repeats the prediction")
@@ -113,7 +113,7 @@ def test_one_concept_for_all_patches_of_an_image_is_caught(judged):
     assert scores["sparsity"].value > judged["sound"]["sparsity"].value
     assert warned(scores, "no patch level")
     assert scores["levels"].value == 2
-    assert scores["patch_variety"].value == pytest.approx(1)
+    assert scores["leading_area"].value == 1
 
 
 def test_cls_alone_looks_sound_in_its_patches_and_is_caught(judged):
@@ -134,13 +134,79 @@ def test_a_collapse_to_two_concepts_is_caught(judged):
     assert not warned(score_explanations(both, both, bootstrap=0), "Only about")
 
 
-def test_patches_that_hardly_differ_and_parts_that_concepts_ignore_are_caught(judged):
-    scores = dict(judged["sound"])
-    scores["patch_variety"] = replace(scores["patch_variety"], value=1.01)
-    scores["part_consistency"] = replace(scores["colour_recovery"], name="part_consistency", value=0.01)
-    variety, parts = collapses(scores)
-    assert "hardly differ in their concepts (patch variety 1.01)" in variety
-    assert parts == "The concepts do not follow the parts (agreement 0.01)."
+def score(name: str, value: float, low: float | None = None, high: float | None = None) -> Score:
+    return Score(name, name, value, low, high, None, (-1, 1), "")
+
+
+SOUND = (score("faithfulness", 0.9), score("stability_ratio", 0.4), score("information_over_attention", 0.2))
+FOLLOWS = score("warp_gain_over_attention", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([score("stability_ratio", 0.95, 0.9, 1.0)], "as far from its original as any other image"),
+        (
+            [score("within_image_information", 0.05, 0.02), score("information_over_attention", 0.01, 0.0)],
+            "no more of it than its place and attention do (within-image information 0.050, by attention alone 0.040)",
+        ),
+        ([score("within_image_information", 0.05, -0.01)], "(within-image information 0.050)"),
+        (
+            [score("warp_gain", 0.05, 0.02), score("warp_gain_over_attention", 0.03, -0.01)],
+            "follow it no better than place and attention do (warp gain 0.050, by attention alone 0.020)",
+        ),
+        ([score("warp_gain", 0.0)], "(warp gain 0.000)"),
+        ([score("leading_area", 0.85)], "One concept covers a typical image (85% of its patches)"),
+        ([score("leading_area", 0.5), score("leading_attention", 0.9)], "50% of its patches, 90% of their attention"),
+        ([score("part_consistency", 0.2, 0.15), score("part_consistency_by_position", 0.18)], "no better than a patch"),
+    ],
+)
+def test_a_score_that_is_not_above_its_floor_is_named(scores, words):
+    (sign,) = signs_of_collapse({score.name: score for score in scores})
+    assert words in sign.sentence
+
+
+def test_scores_above_their_floors_are_left_alone():
+    scores = [
+        score("stability_ratio", 0.9, 0.85, 0.95),
+        score("within_image_information", 0.05, 0.04),
+        score("information_over_attention", 0.02, 0.01),
+        score("warp_gain", 0.05, 0.01),
+        score("warp_gain_over_attention", 0.07, 0.04),
+        score("leading_area", 0.75),
+        score("part_consistency", 0.2, 0.19),
+        score("part_consistency_by_position", 0.18),
+    ]
+    assert signs_of_collapse({score.name: score for score in scores}) == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "line"),
+    [
+        ([*SOUND, FOLLOWS], "Believe images and patches: all tests are passed."),
+        (
+            [*SOUND, FOLLOWS, score("warp_gain", 0.0)],
+            "Believe the image level only: no patch level (concepts do not follow the picture).",
+        ),
+        (SOUND, "Believe the image level only: the patch level was not tested (no warp gain over attention)."),
+        (
+            [*SOUND[1:], FOLLOWS],
+            "Believe the patch level only: the image level was not tested (no faithfulness).",
+        ),
+        (
+            [*SOUND[:2], score("class_echo", 0.99)],
+            "Do not believe it: its concepts are the classes under other names; the patch level was not tested (no "
+            "information over attention or warp gain over attention).",
+        ),
+        (
+            [*SOUND, FOLLOWS, score("leading_area", 0.99), score("stability_ratio", 1.1)],
+            "Do not believe it: a perturbed image might as well be another image; one concept covers the picture.",
+        ),
+    ],
+)
+def test_the_verdict_says_what_to_believe_and_the_main_reason_why_not(scores, line):
+    known = {score.name: score for score in scores}
+    assert verdict(known, signs_of_collapse(known)) == line
 
 
 def test_scores_survive_json_and_their_intervals_hold_them(judged):
@@ -171,6 +237,7 @@ def test_evaluate_scores_a_fitted_model(fitted):
     assert scores["stability_ratio"].value < 0.2
     assert scores["levels"].value == 3
     assert {"faithfulness", "faithfulness_given_prediction", "part_consistency"} <= scores.keys()
+    assert scores.verdict.endswith("the patch level was not tested (no warp gain over attention).")  # no crops
     plain = evaluate(model, train, test, perturbed, colours=colours, parts=parts, bootstrap=0)
     assert {name: score.value for name, score in plain.items()} == {name: score.value for name, score in scores.items()}
     assert {score.low for score in plain.values()} == {None}

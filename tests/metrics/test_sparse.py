@@ -10,9 +10,11 @@ from pace.metrics import (
     concepts_per_image,
     effective_concepts,
     hoyer_sparsity,
+    leading_area,
+    leading_attention,
+    leading_share,
     levels,
     n_concepts,
-    patch_variety,
     sparsity,
 )
 
@@ -89,20 +91,15 @@ def test_distinct_concepts_are_counted_in_every_image_without_the_prefix():
     assert concepts_per_image(phi) == pytest.approx(2.5)
 
 
-def test_patch_variety_by_hand():
-    assert patch_variety(patches([0, 1, 2, 3])) == pytest.approx(4)
-    assert patch_variety(patches([0, 0, 1, 1], [2, 2, 2, 2])) == pytest.approx(1.5)
-    assert patch_variety(patches([3, 1, 1, 1]), 1) == pytest.approx(1)
-
-
-def test_one_concept_for_all_patches_and_all_concepts_for_every_patch_are_no_variety():
-    uniform = np.full((2, 9, 4), 0.25)
-    assert concepts_per_image(uniform) == 1
-    assert patch_variety(uniform) == pytest.approx(1)
-    assert patch_variety(patches([2] * 9)) == pytest.approx(1)
-    flicker = uniform + 1e-3 * np.random.default_rng(0).random(uniform.shape)
-    assert concepts_per_image(flicker) > 2  # the largest of nearly equal entries is noise
-    assert patch_variety(flicker) == pytest.approx(1, abs=1e-4)
+def test_the_leading_concept_of_a_typical_image():
+    phi = patches([3, 0, 0, 1], [3, 2, 2, 2], [0, 1, 2, 3])
+    assert leading_area(phi) == pytest.approx(0.5)  # of ½, ¾, ¼
+    assert leading_area(phi[:2]) == pytest.approx(0.625)
+    assert leading_area(phi, 1) == pytest.approx(2 / 3)
+    attention = np.array([[5.0, 1, 1, 6], [1.0, 0, 0, 0], [1.0, 1, 1, 3]])
+    assert leading_attention(phi, attention) == pytest.approx(0.5)  # of 6/13, 1, ½
+    assert leading_attention(phi, attention, 1) == pytest.approx(0.6)  # of ¾, 0 (none at all), ⅗
+    assert leading_share([[0.2, 0.8], [-3.0, 1.0], [0.0, 0.0]]) == pytest.approx(0.75)
 
 
 def test_the_weight_of_cls_is_its_share():
@@ -127,22 +124,21 @@ def test_levels_are_found_and_not_believed():
     assert found(concepts=np.full((4, 2), np.nan)) == 2
     assert found(theta=np.full((3, 4), 0.25)) == 2
     assert found(phi=np.repeat(theta[:, None], 3, 1)) == 2  # one concept for all patches
+    assert found(phi=patches([0] * 9 + [1], [1] * 9 + [2], [2] * 10)) == 2  # one covers nearly all of them
 
 
 @given(PHI)
 @settings(deadline=None, max_examples=30)
 def test_ranges_and_symmetries_of_patches(phi):
     most = min(phi.shape[1], phi.shape[2])
-    concepts, tokens = (np.random.default_rng(0).permutation(n) for n in (phi.shape[2], phi.shape[1]))
+    tokens = np.random.default_rng(0).permutation(phi.shape[1])
     assert 1 <= concepts_per_image(phi) <= most
-    variety = patch_variety(phi)
-    assert 1 <= variety <= most + 1e-9
-    assert patch_variety(phi[:, :, concepts]) == pytest.approx(variety)
-    assert patch_variety(phi[:, tokens]) == pytest.approx(variety)
     assert concepts_per_image(phi[:, tokens]) == concepts_per_image(phi)
+    assert 1 / most - 1e-9 <= leading_area(phi) <= 1
+    assert leading_area(phi[:, tokens]) == leading_area(phi) == leading_attention(phi, np.ones(phi.shape[:2]))
 
 
-@pytest.mark.parametrize("metric", [concepts_per_image, patch_variety])
+@pytest.mark.parametrize("metric", [concepts_per_image, leading_area])
 def test_bad_patches_are_refused(metric):
     with pytest.raises(ValueError, match=r"phi: expected numbers of shape \(images, tokens, concepts\)"):
         metric(np.ones((3, 4)))

@@ -80,13 +80,14 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             yhat_test=test.predictions,
             yhat_perturbed=test_pair.predictions,
             given_prediction=_given_prediction(explainer, inputs),
-            attention=None if weights is None else weights[some],
+            token_weights=None if weights is None else weights[some],
             concepts=explainer.concepts_,
             bootstrap=scoring.bootstrap,
             seed=seed,
             **{name: known[some] for name, known in inputs.truth.items()},
         )
-        scores = Scores([*scores.values(), *_hidden_patches(of_test, inputs, scoring, seed)], scores.warnings)
+        hidden = _hidden_patches(of_test, inputs, scoring, seed)
+        scores = Scores([*scores.values(), *hidden], scores.warnings, scores.verdict)
     values = {name: [score.value] for name, score in scores.items()}
     runs, note = _repeat(explainer, inputs, scoring, seed, seconds, values), None
     if runs < explainer.repeats:
@@ -142,7 +143,7 @@ def _averaged(scores: Scores, values: dict[str, list[float]]) -> Scores:
         ends = (score.low, score.high)
         low, high = (None if end is None else float(np.clip(end + shift, *score.range)) for end in ends)
         averaged.append(replace(score, value=mean, low=low, high=high))
-    return Scores(averaged, scores.warnings)
+    return Scores(averaged, scores.warnings, scores.verdict)
 
 
 def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array] | None:

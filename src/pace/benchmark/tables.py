@@ -27,7 +27,8 @@ _IMAGE_LEVEL = (
     "faithfulness_given_prediction", "nonlinear_faithfulness", "class_echo", "hoyer_sparsity", "effective_concepts",
 )  # fmt: skip
 _PATCH_LEVEL = (
-    "concepts_per_image", "patch_variety", "cls_weight", "deletion", "insertion",
+    "within_image_information", "warp_gain", "warp_agreement", "leading_area", "concepts_per_image", "cls_weight",
+    "deletion", "insertion",
     "colour_recovery", "colour_accuracy", "part_consistency",
 )  # fmt: skip
 

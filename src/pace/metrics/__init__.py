@@ -16,15 +16,25 @@ from pace.metrics.faithful import (
     nonlinear_faithfulness,
 )
 from pace.metrics.hiding import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
+from pace.metrics.local import (
+    information_over_attention,
+    matching_patches,
+    warp_agreement,
+    warp_gain,
+    warp_gain_over_attention,
+    within_image_information,
+)
 from pace.metrics.scores import Score, Scores
 from pace.metrics.sparse import (
     cls_weight,
     concepts_per_image,
     effective_concepts,
     hoyer_sparsity,
+    leading_area,
+    leading_attention,
+    leading_share,
     levels,
     n_concepts,
-    patch_variety,
     sparsity,
 )
 from pace.metrics.stable import (
@@ -40,7 +50,9 @@ __all__ = [
     "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
     "colour_accuracy", "colour_purity", "colour_recovery", "concepts_per_image", "deletion", "effective_concepts",
     "evaluate", "evidence_gap", "faithfulness", "faithfulness_given_prediction", "hide_patches", "hide_tokens",
-    "hoyer_sparsity", "insertion", "levels", "majority_class", "metric", "n_concepts", "nonlinear_faithfulness",
-    "part_consistency", "patch_relevance", "patch_variety", "prediction_survival", "reidentification",
-    "score_explanations", "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds",
+    "hoyer_sparsity", "information_over_attention", "insertion", "leading_area", "leading_attention", "leading_share",
+    "levels", "majority_class", "matching_patches", "metric", "n_concepts", "nonlinear_faithfulness",
+    "part_consistency", "patch_relevance", "prediction_survival", "reidentification", "score_explanations",
+    "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds", "warp_agreement", "warp_gain",
+    "warp_gain_over_attention", "within_image_information",
 ]  # fmt: skip

@@ -46,6 +46,22 @@ class Measure(NamedTuple):
         return cls(len(by_image), values)
 
     @classmethod
+    def median(cls, by_image: Array) -> Measure:
+        """A metric that is the median of one figure per image."""
+        order = np.argsort(by_image, kind="stable")
+        figures = by_image[order]
+
+        def values(weights: Array) -> Array:
+            up_to = weights[:, order].cumsum(1)
+            half = up_to[:, -1:] / 2
+            last = len(figures) - 1  # between the two in the middle where the weights are even
+            lower, upper = (up_to < half).sum(1).clip(0, last), (up_to <= half).sum(1).clip(0, last)
+            found: Array = (figures[lower] + figures[upper]) / 2
+            return found
+
+        return cls(len(by_image), values)
+
+    @classmethod
     def fixed(cls, value: float) -> Measure:
         """A metric of the method as a whole, without spread over images and so without interval."""
         return cls(1, lambda weights: np.full(len(weights), float(value)))

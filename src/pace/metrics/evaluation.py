@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.metrics import agreement, declare, faithful, sparse, stable
-from pace.metrics.collapse import collapses
+from pace.metrics import agreement, declare, faithful, local, sparse, stable
+from pace.metrics.collapse import signs_of_collapse, verdict
 from pace.metrics.inputs import labels_of
-from pace.metrics.scores import Scores
+from pace.metrics.scores import Score, Scores
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # In reading order. A metric's parameters are named after what `score_explanations` passes it.
 METRICS = [
     found
-    for module in (faithful, stable, sparse, agreement)
+    for module in (faithful, stable, sparse, local, agreement)
     for found in vars(module).values()
     if isinstance(found, declare.Metric)
 ]
@@ -36,7 +36,7 @@ def evaluate(
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Scores:
-    """All scores of a fitted model on test images, each with its interval, and `warnings` where it has collapsed.
+    """All scores of a fitted model on test images, each with its interval, `warnings` where it has collapsed, and a `verdict`.
 
     ŷ is withheld when images are explained, except for `faithfulness_given_prediction`.
 
@@ -45,7 +45,8 @@ def evaluate(
     train
         Observations the regression from θ to ŷ is fitted on; usually those the model was fitted on.
     perturbed
-        The test images perturbed, in the same order; without them stability is not scored.
+        The test images perturbed, in the same order; without them stability is not scored, and without their `crops` not
+        whether patches follow the picture.
     colours : (M, rows, columns), optional
         True colours of the test images' patches, on Color.
     parts : (M, n_parts), optional
@@ -56,15 +57,20 @@ def evaluate(
     given = None
     if train.n_classes and test.n_classes and model.label_head_.shape[1]:
         given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
+    attention = test.attention[:]
     return score_explanations(
         model.explain(train, patches=False),
         model.explain(test),
-        None if perturbed is None else model.explain(perturbed, patches=False),
-        yhat_train=_predictions(train),
-        yhat_test=_predictions(test),
-        yhat_perturbed=_predictions(perturbed),
+        None if perturbed is None else model.explain(perturbed),
+        yhat_train=_whole(train, "predictions"),
+        yhat_test=_whole(test, "predictions"),
+        yhat_perturbed=_whole(perturbed, "predictions"),
         given_prediction=given,
-        attention=test.attention[:],
+        embeddings=test.embeddings,
+        attention=attention,
+        attention_perturbed=_whole(perturbed, "attention"),
+        token_weights=attention,
+        crops=_whole(perturbed, "crops"),
         concepts=model.means_,
         colours=colours,
         parts=parts,
@@ -82,7 +88,11 @@ def score_explanations(
     yhat_test: Any = None,
     yhat_perturbed: Any = None,
     given_prediction: Sequence[Any] | None = None,
+    embeddings: Any = None,
     attention: Any = None,
+    attention_perturbed: Any = None,
+    token_weights: Any = None,
+    crops: Any = None,
     concepts: Any = None,
     colours: Any = None,
     parts: Any = None,
@@ -94,13 +104,19 @@ def score_explanations(
     Parameters
     ----------
     train, test, perturbed : Explanation
-        Or anything with `theta` and, for the patch level, `phi` and `prefix_tokens`.
+        Or anything with `theta` and, for the patch level, `phi`, `grid` and `prefix_tokens`.
     yhat_train, yhat_test, yhat_perturbed
         The transformer's predictions, as labels or distributions.
     given_prediction
         θ of train and test when the method was given ŷ.
-    attention : (M, J)
-        Weight of every token in θ of the test images.
+    embeddings : (M, J, d)
+        Of the test images' tokens: anything with `shape` and slicing.
+    attention, attention_perturbed : (M, J)
+        Of CLS to every token of the test images and of their perturbed versions.
+    token_weights : (M, J)
+        Weight of every token in θ of the test images; in PACE its attention.
+    crops : (M, 4)
+        What the perturbed images show of the images (`Observations.crops`).
     concepts : (K, …)
         What describes every concept at the dataset level, such as its mean.
     """
@@ -120,26 +136,40 @@ def score_explanations(
         "theta_test_given": theta_test_given,
         "theta": test.theta,
         "yhat": yhat_test,
-        "theta_perturbed": None if perturbed is None else perturbed.theta,
+        "theta_perturbed": getattr(perturbed, "theta", None),
         "yhat_perturbed": yhat_perturbed,
         "explanation": test,
         "phi": getattr(test, "phi", None),
+        "phi_perturbed": getattr(perturbed, "phi", None),
+        "grid": getattr(test, "grid", None),
         "prefix_tokens": getattr(test, "prefix_tokens", 0),
+        "embeddings": embeddings,
         "attention": attention,
+        "attention_perturbed": attention_perturbed,
+        "token_weights": token_weights,
+        "crops": crops,
         "concepts": concepts,
         "colours": colours,
         "parts": parts,
     }
-    known = {name: value for name, value in inputs.items() if value is not None}
-    scores = []
+    scores = _every_score({name: value for name, value in inputs.items() if value is not None}, bootstrap, seed)
+    signs = signs_of_collapse(scores)
+    return Scores(scores.values(), [*notes, *(sign.sentence for sign in signs)], verdict(scores, signs))
+
+
+def _every_score(known: Mapping[str, Any], bootstrap: int, seed: int) -> dict[str, Score]:
+    """The metrics whose parameters are known."""
+    scores = {}
     for metric in METRICS:
         parameters = metric.__signature__.parameters
         if all(name in known or parameter.default is not parameter.empty for name, parameter in parameters.items()):
             arguments = {name: known[name] for name in parameters if name in known}
-            scores.append(declare.bootstrap(metric, **arguments, resamples=bootstrap, seed=seed))
-    scores = [score for score in scores if np.isfinite(score.value)]  # NaN: it does not apply to these images
-    return Scores(scores, [*notes, *collapses({score.name: score for score in scores})])
+            score = declare.bootstrap(metric, **arguments, resamples=bootstrap, seed=seed)
+            if np.isfinite(score.value):  # NaN: it does not apply to these images
+                scores[score.name] = score
+    return scores
 
 
-def _predictions(observations: Observations | None) -> Any:
-    return None if observations is None or observations.predictions is None else observations.predictions[:]
+def _whole(observations: Observations | None, field: str) -> Any:
+    array = getattr(observations, field, None)
+    return None if array is None else array[:]

@@ -44,6 +44,14 @@ def patches_of(phi: Any, prefix_tokens: int) -> Array:
     return array[:, prefix_tokens:]
 
 
+def concept_counts(concepts: Array, n_concepts: int | None = None, weights: Array | None = None) -> Array:
+    """How many patches, or how much of their weights (M, patches), every concept has in every image (M, K)."""
+    total = int(concepts.max()) + 1 if n_concepts is None else n_concepts
+    cells = np.arange(len(concepts))[:, None] * total + concepts
+    spread = None if weights is None else weights.ravel()
+    return np.bincount(cells.ravel(), spread, len(concepts) * total).reshape(len(concepts), total).astype(np.float64)
+
+
 def labels_of(yhat: Any, images: int | None, name: str = "yhat") -> Array:
     """Predicted classes (M,) from labels (M,) or distributions (M, N), of which the argmax counts; None for any M."""
     array = as_array(yhat)

@@ -47,22 +47,24 @@ class Score:
 
 
 class Scores(dict[str, Score]):
-    """Scores by name, in reading order, and `warnings` in plain words."""
+    """Scores by name, in reading order, `warnings` in plain words, and the `verdict`: one line that says what to believe."""
 
-    def __init__(self, scores: Iterable[Score], warnings: Iterable[str] = ()) -> None:
+    def __init__(self, scores: Iterable[Score], warnings: Iterable[str] = (), verdict: str = "") -> None:
         super().__init__({score.name: score for score in scores})
-        self.warnings = list(warnings)
+        self.warnings, self.verdict = list(warnings), verdict
 
     def __repr__(self) -> str:
-        return "\n".join([*map(str, self.values()), *(f"warning: {warning}" for warning in self.warnings)])
+        warnings = (f"warning: {warning}" for warning in self.warnings)
+        return "\n".join([*map(str, self.values()), *warnings, *filter(None, [self.verdict])])
 
     def as_dict(self) -> dict[str, Any]:
-        return {"scores": {name: score.as_dict() for name, score in self.items()}, "warnings": self.warnings}
+        scores = {name: score.as_dict() for name, score in self.items()}
+        return {"scores": scores, "warnings": self.warnings, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scores:
         """The inverse of `as_dict`, also after a round trip through JSON."""
-        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"])
+        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"], values.get("verdict", ""))
 
 
 def _short(value: float) -> str:

@@ -35,6 +35,7 @@ def demo(
         run.record["device"] = "cpu"
         run.record["results"] = {"address": address, **found.scores.as_dict()}
     show_scores(found.scores)
+    say(found.scores.verdict, style="bold")
     say(f"{found.seconds:.0f} seconds; everything is in {run.folder}")
     say("open this page:")
     say(address, style="bold")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,8 +18,9 @@ def evaluate(
     fit: options.FitOptions,
     images: options.ImageOptions,
     bootstrap: options.Bootstrap = 200,
+    every: Annotated[bool, typer.Option("--all", help="Print all scores, not only the main ones.")] = False,
 ) -> dict[str, Any]:
-    """Score a fit, and warn where scores mislead.
+    """Score a fit, warn where scores mislead, and say what to believe.
 
     \b
     Example:
@@ -45,7 +46,8 @@ def evaluate(
         train = train if rest is None else train[rest]
         scores = score(found.concepts, train, seen, perturbed, bootstrap=bootstrap, seed=images.seed, **truth)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
-    show_scores(scores)
+    show_scores(scores, every)
     say(f"{len(test)} images, {found.in_use}")
     say(f"written to {run.folder}")
+    say(scores.verdict, style="bold")
     return run.record

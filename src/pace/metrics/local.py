@@ -1,0 +1,230 @@
+"""The patch level: does a patch's concept (its largest φ) say more about the patch than its image, place and attention do?
+
+Within-image information asks the embeddings, the warp scores ask a second view of the picture. Both need no truth and no
+model, so that every method with a patch level has them. The scores "over attention" compare each with its floor: the same
+concepts laid out again so that they know a patch's attention and nothing else. Laid out by lot or by place they get 0 or less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pace.metrics.declare import Array, Measure, metric
+from pace.metrics.inputs import as_array, concept_counts, patches_of, theta_of
+
+_NUMBERS = 1 << 22  # of the embeddings, in memory at once
+_PRIOR = 1.0  # patches without any effect that every concept starts with, so that rare concepts predict little
+
+
+@metric(title="Within-image information", better="higher", range=(-math.inf, 1))
+def within_image_information(
+    phi: Any, embeddings: Any, grid: tuple[int, int], prefix_tokens: int = 0, *, seed: int = 0
+) -> Measure:
+    """Share of what sets a patch apart from its image and its place that its concept explains, in images not learned from.
+
+    Every embedding less its image's mean and its grid place's mean is regressed on the concepts (less their own means over
+    image and place) in one half of the images; the residual sum of squares is taken in the other half, and the other way round.
+    1 for embeddings that are a concept's mean plus an image's and a place's; 0 where patches of an image do not differ in their
+    concepts; a little below 0 where these are drawn by lot. A concept that the other half does not have predicts 0. NaN for
+    fewer than two images. Embeddings are read twice, some images at a time.
+    """
+    return _information(_concepts(phi, grid, prefix_tokens), embeddings, prefix_tokens, seed)
+
+
+@metric(title="Information over attention", better="higher", range=(-math.inf, math.inf))
+def information_over_attention(
+    phi: Any, embeddings: Any, attention: Any, grid: tuple[int, int], prefix_tokens: int = 0, *, seed: int = 0
+) -> Measure:
+    """How much more information there is than with the concepts laid out again by attention; at 0 patches are known by their
+    attention alone.
+
+    `within_image_information` less that of the other layout: in every image the concepts keep their numbers of patches, and
+    those whose patches have more attention on average get the patches with the most.
+    """
+    concepts = _concepts(phi, grid, prefix_tokens)
+    floor = _by_attention(concepts, attention, prefix_tokens, "attention")
+    return _less(*(_information(some, embeddings, prefix_tokens, seed) for some in (concepts, floor)))
+
+
+@metric(title="Warp agreement", better="higher", range=(-1, 1))
+def warp_agreement(phi: Any, phi_perturbed: Any, crops: Any, grid: tuple[int, int], prefix_tokens: int = 0) -> Measure:
+    """Agreement of the concepts of two patches that show the same place in picture and perturbed view; 0 is chance.
+
+    Cohen's κ, pooled over images: Σ (agreement − chance) / Σ (1 − chance), where chance follows from the shares that the
+    concepts have among the compared patches of the two views. NaN where all images have one concept only.
+    """
+    moved, _, there = _views(phi, phi_perturbed, crops, grid, prefix_tokens)
+    concepts = 1 + max(moved.max(), there.max())
+    chance = (concept_counts(moved, concepts) * concept_counts(there, concepts)).sum(1) / moved.shape[1] ** 2
+    return _ratio((moved == there).mean(1) - chance, 1 - chance)
+
+
+@metric(title="Warp gain", better="higher", range=(-1, 1))
+def warp_gain(phi: Any, phi_perturbed: Any, crops: Any, grid: tuple[int, int], prefix_tokens: int = 0) -> Measure:
+    """How much more often patches that show the same place in picture and perturbed view agree than patches at the same
+    place of the grid.
+
+    The difference of the two shares of patches, mean over images. Concepts that depend on the grid place get less than 0,
+    concepts drawn by lot or the same all over an image 0.
+    """
+    return _gain(*_views(phi, phi_perturbed, crops, grid, prefix_tokens))
+
+
+@metric(title="Warp gain over attention", better="higher", range=(-2, 2))
+def warp_gain_over_attention(
+    phi: Any,
+    phi_perturbed: Any,
+    attention: Any,
+    attention_perturbed: Any,
+    crops: Any,
+    grid: tuple[int, int],
+    prefix_tokens: int = 0,
+) -> Measure:
+    """How much larger the warp gain is than with the concepts laid out again by attention; at 0 patches are known by their
+    attention alone.
+
+    `warp_gain` less that of the layout of `information_over_attention`, each view by its own attention.
+    """
+    moved, here, there = _views(phi, phi_perturbed, crops, grid, prefix_tokens)
+    floor = _by_attention(here, attention, prefix_tokens, "attention")
+    floor_moved = _by_attention(moved, attention_perturbed, prefix_tokens, "attention_perturbed")
+    floor_there = np.take_along_axis(floor, matching_patches(crops, grid), 1)
+    return _less(_gain(moved, here, there), _gain(floor_moved, floor, floor_there))
+
+
+def matching_patches(crops: Any, grid: tuple[int, int]) -> Array:
+    """(M, patches): for each patch of a perturbed view, the patch of the picture that shows what is at its centre.
+
+    crops (M, 4): left, top, right, bottom of what the view shows, as shares of the picture; left > right where it is mirrored.
+    """
+    boxes = theta_of(crops, "crops")
+    if boxes.shape[1] != 4:
+        raise ValueError(f"crops: expected (images, 4): left, top, right, bottom; found {boxes.shape}")
+
+    def along(start: Array, stop: Array, cells: int) -> Array:
+        centres = (np.arange(cells) + 0.5) / cells
+        places = start[:, None] + centres * (stop - start)[:, None]
+        found: Array = np.floor(places * cells).clip(0, cells - 1).astype(np.int64)  # rounding may put the edge outside
+        return found
+
+    left, top, right, bottom = boxes.T
+    row, column = along(top, bottom, grid[0]), along(left, right, grid[1])
+    return (row[:, :, None] * grid[1] + column[:, None]).reshape(len(boxes), -1)
+
+
+def _concepts(phi: Any, grid: tuple[int, int], prefix_tokens: int) -> Array:
+    """The concept (M, patches) of every patch."""
+    found: Array = patches_of(phi, prefix_tokens).argmax(2)
+    if grid[0] * grid[1] != found.shape[1]:
+        raise ValueError(f"grid: expected {found.shape[1]} patches as phi has; found {grid[0]} x {grid[1]}")
+    return found
+
+
+def _views(
+    phi: Any, phi_perturbed: Any, crops: Any, grid: tuple[int, int], prefix_tokens: int
+) -> tuple[Array, Array, Array]:
+    """Concepts (M, patches) of the view, of the picture, and of the picture's patches that show what the view's do."""
+    here, moved = (_concepts(some, grid, prefix_tokens) for some in (phi, phi_perturbed))
+    matches = matching_patches(crops, grid)
+    if not len(here) == len(moved) == len(matches):
+        raise ValueError(f"crops, phi_perturbed: expected {len(here)} images; found {len(matches)} and {len(moved)}")
+    return moved, here, np.take_along_axis(here, matches, 1)
+
+
+def _gain(moved: Array, here: Array, there: Array) -> Measure:
+    return Measure.mean((moved == there).mean(1) - (moved == here).mean(1))
+
+
+def _by_attention(concepts: Array, attention: Any, prefix_tokens: int, name: str) -> Array:
+    """The concepts (M, patches) of every image dealt out again, in order of their patches' mean attention."""
+    weights = theta_of(attention, name)[:, prefix_tokens:]
+    if weights.shape != concepts.shape:
+        raise ValueError(f"{name}: expected patches {concepts.shape} as phi has; found {weights.shape}")
+    total = concept_counts(concepts, weights=weights)
+    means = total / concept_counts(concepts).clip(1)
+    dealt = np.lexsort((concepts, -np.take_along_axis(means, concepts, 1)))  # concepts of equal attention stay apart
+    found = np.empty_like(concepts)
+    order = np.argsort(-weights, axis=1, kind="stable")
+    np.put_along_axis(found, order, np.take_along_axis(concepts, dealt, 1), 1)
+    return found
+
+
+def _less(measure: Measure, floor: Measure) -> Measure:
+    """The difference over the same images, which is far surer than either."""
+    return Measure(measure.images, lambda weights: measure.values(weights) - floor.values(weights))
+
+
+def _ratio(above: Array, below: Array) -> Measure:
+    """Σ above / Σ below over images; NaN where there is nothing below."""
+
+    def values(weights: Array) -> Array:
+        total = weights @ below
+        found: Array = np.divide(weights @ above, total, out=np.full(len(weights), np.nan), where=total > 0)
+        return found
+
+    return Measure(len(above), values)
+
+
+def _information(concepts: Array, embeddings: Any, prefix_tokens: int, seed: int) -> Measure:
+    images, patches = concepts.shape
+    if (found := tuple(embeddings.shape[:2])) != (images, patches + prefix_tokens):
+        raise ValueError(f"embeddings: expected {images} images of {patches + prefix_tokens} tokens; found {found}")
+    if images < 2:
+        return Measure.fixed(math.nan)
+    concepts = np.unique(concepts, return_inverse=True)[1].reshape(concepts.shape)  # those in use
+    half = np.zeros(images, np.int64)
+    half[np.random.default_rng(seed).permutation(images)[: images // 2]] = 1
+    learned = _learn(concepts, embeddings, prefix_tokens, half)
+    whole, explained = np.empty(images), np.empty(images)
+    for rows, embedded in _within_images(embeddings, prefix_tokens):
+        for side, (places, effects, expected) in enumerate(learned):
+            held_out = rows[half[rows] != side]
+            rest = embedded[half[rows] != side] - places
+            whole[held_out] = np.einsum("mjd,mjd->m", rest, rest)
+            predicted = effects[concepts[held_out]] - expected
+            rest -= predicted - predicted.mean(1, keepdims=True)
+            explained[held_out] = whole[held_out] - np.einsum("mjd,mjd->m", rest, rest)
+    return _ratio(explained, whole)
+
+
+def _learn(concepts: Array, embeddings: Any, prefix_tokens: int, half: Array) -> list[tuple[Array, Array, Array]]:
+    """For both halves: means of the places (patches, d), effects of the concepts (K, d), means of these at the places."""
+    from scipy.sparse import csr_array
+
+    patches, dim, used = concepts.shape[1], embeddings.shape[2], concepts.max() + 1
+    at_places, of_concepts = np.zeros((2, patches, dim)), np.zeros((2, used, dim))
+    for rows, embedded in _within_images(embeddings, prefix_tokens):
+        for side in range(2):
+            some, owner = embedded[half[rows] == side], concepts[rows[half[rows] == side]].ravel()
+            at_places[side] += some.sum(0)
+            owned = csr_array((np.ones(len(owner), some.dtype), (owner, np.arange(len(owner)))), (used, len(owner)))
+            of_concepts[side] += owned @ some.reshape(-1, dim)
+    found = []
+    for side in range(2):
+        images = int((half == side).sum())
+        by_image = concept_counts(concepts[half == side], used)
+        by_place = concept_counts(concepts[half == side].T, used)
+        sizes, places = by_place.sum(0), at_places[side] / images
+        # Normal equations of a regression in which images and places have means of their own.
+        shared = by_image.T @ by_image / patches + by_place.T @ by_place / images
+        shared -= np.outer(sizes, sizes) / (images * patches)
+        pull = of_concepts[side] - by_place.T @ places
+        effects = np.linalg.solve(np.diag(sizes + _PRIOR) - shared, pull)
+        expected = by_place @ effects / images
+        found.append((places.astype(np.float32), effects.astype(np.float32), expected.astype(np.float32)))
+    return found
+
+
+def _within_images(embeddings: Any, prefix_tokens: int) -> Iterator[tuple[Array, Array]]:
+    """Numbers of some images and the embeddings of their patches, less the image's mean; all images, some at a time."""
+    images, tokens, dim = embeddings.shape
+    size = max(1, _NUMBERS // (tokens * dim))
+    for start in range(0, images, size):
+        rows = np.arange(start, min(start + size, images))
+        embedded = as_array(embeddings[start : start + size])[:, prefix_tokens:].astype(np.float32)
+        embedded -= embedded.mean(1, keepdims=True)
+        yield rows, embedded

@@ -1,0 +1,61 @@
+"""Explainers that know nothing of a patch are caught by the patch level's scores; honest ones get no warning at all."""
+
+import patchless
+import pytest
+from patchless import CONCEPTS, PATCHLESS, TEST, TRAIN, explanation
+
+from pace import PACE, Explanation
+from pace.metrics import Scores, evaluate, score_explanations
+
+HONEST = {"EM": {"refine": 0}, "PACE": {}, "PACE, refined": {"refine": 100}}
+
+
+@pytest.fixture(scope="module")
+def world() -> patchless.Pictures:
+    return patchless.pictures()
+
+
+@pytest.fixture(scope="module")
+def both_views(world) -> tuple[patchless.View, patchless.View]:
+    return patchless.views(world)
+
+
+def judged(world: patchless.Pictures, seen: Explanation, perturbed: Explanation) -> Scores:
+    return score_explanations(
+        seen[TRAIN],
+        seen[TEST],
+        perturbed[TEST],
+        yhat_train=world.yhat[TRAIN],
+        yhat_test=world.yhat[TEST],
+        embeddings=world.seen.embeddings[TEST],
+        attention=world.seen.attention[TEST],
+        attention_perturbed=world.perturbed.attention[TEST],
+        crops=world.perturbed.crops[TEST],
+    )
+
+
+@pytest.mark.parametrize("name", PATCHLESS)
+def test_an_explainer_that_knows_nothing_of_a_patch_is_told_so(world, both_views, name):
+    concepts = [PATCHLESS[name](view) for view in both_views]
+    number = 1 + max(some.max() for some in concepts)
+    scores = judged(world, *(explanation(some, number) for some in concepts))
+    told = [warning for warning in scores.warnings if "there is no patch level" in warning]
+    assert len(told) == 2  # neither the embeddings nor the other view know of one
+    assert "no patch level" in scores.verdict
+    assert not scores.verdict.startswith("Believe images and patches")
+
+
+def test_honest_k_means_is_believed(world, both_views):
+    scores = judged(world, *(explanation(view.honest, CONCEPTS) for view in both_views))
+    assert scores.warnings == []
+    assert scores.verdict == "Believe images and patches: all tests are passed."
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_pace_is_believed(world, name):
+    model = PACE(CONCEPTS, progress=False, **HONEST[name]).fit(world.seen[TRAIN], perturbed=world.perturbed[TRAIN])
+    scores = evaluate(model, world.seen[TRAIN], world.seen[TEST], world.perturbed[TEST])
+    assert scores.warnings == []
+    assert scores.verdict == "Believe images and patches: all tests are passed."
+    assert scores["information_over_attention"].low > 0.3
+    assert scores["warp_gain_over_attention"].low > 0.1
