@@ -35,8 +35,8 @@ def case():
             Score("of_a_plugin", "A score of one's own", float("nan"), None, None, None, (0, 1), "Unknown here."),
         ],
         warnings=[f"The explanation has collapsed to one concept. {HOSTILE}"],
+        verdict=f"Believe the image level. {HOSTILE}",
     )
-    scores.verdict = f"Believe the image level. {HOSTILE}"
     return SimpleNamespace(
         observations=known.observations,
         perturbed=known.perturbed,

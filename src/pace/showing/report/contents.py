@@ -13,6 +13,8 @@ from scipy.stats import entropy
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
+from pace.metrics.inputs import concept_counts
+from pace.metrics.local import matching_patches
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.patches import Images, grid_of, mean_color
@@ -31,7 +33,7 @@ _NEIGHBOURS = 4
 _CLASS_CONCEPTS = 5
 _CLASS_IMAGES = 6
 _PREDICTIONS = 5  # classes kept of every prediction
-_SECOND = 0.1  # share of the places that a second concept needs, since one concept everywhere is kept anyhow
+_OTHERS = 0.1  # share that the largest concept of an image must leave to others: one that is everywhere is kept anyhow
 _HELD = 0.01  # share below which an image does not show a concept; parts.js has the same
 
 
@@ -88,10 +90,10 @@ def followed(explanation: Explanation, perturbed: Explanation, crops: Array, gri
 
     A place keeps its concept if it has the same leading concept in picture and view.
     """
-    places, leading = _matching_patches(crops, grid), _leading(explanation)
+    places, leading = matching_patches(crops, grid), _leading(explanation)
     there = np.take_along_axis(leading, places, 1)
     kept = (there == _leading(perturbed)).mean(1)
-    varied = np.flatnonzero(np.array([_shares(row)[1] for row in there]) >= _SECOND)
+    varied = np.flatnonzero(_largest(there)[0] <= 1 - _OTHERS)
     best = [_telling("best", varied[kept[varied].argmax()], kept)] if varied.size else []
     return {
         "places": packed(places, "u8" if places.shape[1] <= 256 else "u16"),
@@ -100,9 +102,9 @@ def followed(explanation: Explanation, perturbed: Explanation, crops: Array, gri
 
 
 def _most_covered(leading: Array) -> dict[str, Any]:
-    share = np.array([_shares(row)[0] for row in leading])
+    share, concept = _largest(leading)
     m = share.argmax()
-    return {**_telling("covered", m, share), "concept": int(np.bincount(leading[m]).argmax())}
+    return {**_telling("covered", m, share), "concept": int(concept[m])}
 
 
 def _telling(why: str, image: Any, share: Array) -> dict[str, Any]:
@@ -115,10 +117,10 @@ def _leading(explanation: Explanation) -> Array:
     return concepts
 
 
-def _shares(concepts: Array) -> tuple[float, float]:
-    """Of patches with these concepts, the shares that the largest and the second largest concept have."""
-    second, first = np.sort(np.append(np.bincount(concepts), 0))[-2:] / len(concepts)
-    return float(first), float(second)
+def _largest(concepts: Array) -> tuple[Array, Array]:
+    """The share (M,) of the patches (M, patches) that an image's largest concept has, and which concept that is."""
+    counts = concept_counts(concepts)
+    return counts.max(1) / concepts.shape[1], counts.argmax(1)
 
 
 def _concepts(
@@ -187,12 +189,13 @@ def learning(model: PACE) -> dict[str, Any]:
 def trust(scores: Scores | None) -> dict[str, Any]:
     """The verdict, the warnings and the scores."""
     if scores is None:
-        return {"verdict": None, "scores": None, "warnings": []}
+        return {"verdict": None, "warnings": [], "scores": None, "main": []}
     entries = [
         {name: _number(value) if isinstance(value, float) else value for name, value in score.as_dict().items()}
         for score in scores.values()
     ]
-    return {"verdict": getattr(scores, "verdict", None), "scores": entries, "warnings": scores.warnings}
+    main = [score.name for score in scores.main]
+    return {"verdict": scores.verdict, "warnings": scores.warnings, "scores": entries, "main": main}
 
 
 def nearest_concepts(means: Array, used: Array, n: int) -> list[list[int]]:
@@ -229,11 +232,3 @@ def _predictions(observations: Observations) -> list[list[tuple[int, float]]] | 
 def _number(value: float) -> float | None:
     """As JSON has it: NaN and infinities are no numbers there."""
     return value if np.isfinite(value) else None
-
-
-def _matching_patches(crops: Array, grid: tuple[int, int]) -> Array:
-    (rows, columns), (left, top, right, bottom) = grid, np.asarray(crops, np.float64).T[:, :, None]
-    across = np.floor(columns * (left + (np.arange(columns) + 0.5) / columns * (right - left))).clip(0, columns - 1)
-    down = np.floor(rows * (top + (np.arange(rows) + 0.5) / rows * (bottom - top))).clip(0, rows - 1)
-    places: Array = (down[:, :, None] * columns + across[:, None]).reshape(len(down), -1).astype(np.int64)
-    return places

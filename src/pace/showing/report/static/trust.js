@@ -14,8 +14,6 @@ const TELLING = {
   covered: ["Most covered by one concept", ({ share, concept }) => `${percent(share, 0)} of the picture is concept ${concept}`],
 };
 
-const SHORT = ["faithfulness", "stability_ratio", "concepts_per_image", "effective_concepts"];
-
 const trustView = {
   title: "Trust",
   render() {
@@ -36,7 +34,7 @@ function tellingImages() {
   return h("section", { "aria-labelledby": "telling" },
     h("h2", { id: "telling" }, "The most telling images"),
     places ? note("Each picture beside its perturbed view, coloured by concept. Concepts follow a picture if the same thing keeps its concept when it is cropped, mirrored and recoloured.",
-      !isVaried && " None is listed as best followed, since in no image a second concept holds a tenth of the places.")
+      !isVaried && " None is listed as best followed, since one concept holds more than nine tenths of the places of every image.")
       : note("Whether concepts follow what they mark cannot be seen here: that takes perturbed views that say which part of the picture they show. ",
         "pace report makes them unless it is given --no-pairs; in Python pass perturbed= and perturbed_images= to write_report."),
     h("div", { class: "telling" }, data.telling.map(tellingImage)));
@@ -61,10 +59,10 @@ function warnings() {
 function scores() {
   if (!data.scores) return null;
   const list = (some) => h("div", { class: "pairs" }, some.map(scoreItem));
-  const isShort = ({ name }) => SHORT.includes(name);
-  const rest = data.scores.filter((score) => !isShort(score));
+  const isMain = ({ name }) => data.main.includes(name);
+  const rest = data.scores.filter((score) => !isMain(score));
   return h("section", { class: "card", "aria-labelledby": "scores" },
-    h("h2", { id: "scores" }, "Scores"), list(data.scores.filter(isShort)),
+    h("h2", { id: "scores" }, "Scores"), list(data.scores.filter(isMain)),
     rest.length > 0 && h("details", { class: "fold" }, h("summary", {}, "All scores"), list(rest)));
 }
 
