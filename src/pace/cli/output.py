@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from pace.metrics import Scores
 
 _FILE_WIDTH = 200  # columns, if the output is not a terminal
-_MAIN_SCORES = (
-    "faithfulness", "stability", "stability_ratio", "sparsity", "leading_area", "within_image_information", "warp_gain",
-)  # fmt: skip
 
 
 def on_terminal(stream: TextIO | None) -> bool:
@@ -75,7 +72,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[in
 def show_scores(scores: Scores, every: bool = False) -> None:
     """A table of the main scores, or of every score, and the warnings."""
     rows = []
-    for score in (score for score in scores.values() if every or score.name in _MAIN_SCORES):
+    for score in scores.values() if every else scores.main:
         interval = "" if score.low is None or score.low == score.high else f"{score.low:.3g} to {score.high:.3g}"
         rows.append([score.title, f"{score.value:.3g}", interval, f"{score.better} is better" if score.better else ""])
     table(["score", "value", "95 % interval", ""], rows, words=(0, 3))

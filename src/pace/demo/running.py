@@ -103,7 +103,7 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     meaning = "What stability would be if the concepts were the true colours, which the perturbation changes too."
     title = "Stability of the true colours"
     beside = Score("stability_true_colours", title, reference, None, None, None, (0, math.inf), meaning)
-    # The report shows it beside stability.
+    # For the report, among all scores.
     scores = Scores([*scores.values(), beside], scores.warnings, scores.verdict)
 
     announce("writing the report and the figures", progress)

@@ -9,6 +9,10 @@ from typing import Any, Literal
 
 Better = Literal["higher", "lower"]
 
+_MAIN = (
+    "faithfulness", "stability", "stability_ratio", "sparsity", "leading_area", "within_image_information", "warp_gain",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Score:
@@ -56,6 +60,11 @@ class Scores(dict[str, Score]):
     def __repr__(self) -> str:
         warnings = (f"warning: {warning}" for warning in self.warnings)
         return "\n".join([*map(str, self.values()), *warnings, *filter(None, [self.verdict])])
+
+    @property
+    def main(self) -> list[Score]:
+        """Those to read first."""
+        return [self[name] for name in _MAIN if name in self]
 
     def as_dict(self) -> dict[str, Any]:
         scores = {name: score.as_dict() for name, score in self.items()}

@@ -17,6 +17,7 @@ from pace.showing.report import write_report
 def case():
     """24 images of 6 x 6 patches and CLS, 3 classes, 8 concepts of which the last two are not in use."""
     known = planted(k=5, images=24, d=12)
+    known.perturbed.crops = np.float32([[1, 0, 0, 1]] * 24)  # mirrored
     names = [HOSTILE_FILE, *(f"folder/picture {number:02d}.jpg" for number in range(1, 24))]
     images = Drawn(names, np.arange(24) % 3, [HOSTILE, "rose & <b>thorn</b>", "oak"])
     model = fit(known.observations, known.perturbed, n_concepts=8, max_iter=6)
@@ -34,6 +35,7 @@ def case():
             Score("of_a_plugin", "A score of one's own", float("nan"), None, None, None, (0, 1), "Unknown here."),
         ],
         warnings=[f"The explanation has collapsed to one concept. {HOSTILE}"],
+        verdict=f"Believe the image level. {HOSTILE}",
     )
     return SimpleNamespace(
         observations=known.observations,

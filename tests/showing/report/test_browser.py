@@ -11,7 +11,10 @@ from pace.showing.report import write_report
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
-VIEWS = ("concepts", "concepts/0", "images", "images/3?patch=7&overlay=all", "classes", "classes/0", "trust")
+VIEWS = (
+    "concepts", "concepts/0", "images", "images/3?patch=7&overlay=all", "images/4?patch=7&on=perturbed&overlay=kept",
+    "classes", "classes/0", "trust",
+)  # fmt: skip
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 
 
@@ -245,6 +248,37 @@ def test_a_concept_can_be_highlighted_on_both_pictures_which_stay_in_sight(case,
     assert page.locator(".stage").first.bounding_box()["y"] > 60  # below the bar at the top
 
 
+def test_a_perturbed_view_shows_which_places_kept_their_concept(case, report, open_page):
+    here, view = (phi[:, 1:].argmax(2) for phi in (case.explanation.phi, case.model.explain(case.perturbed).phi))
+    here = here.reshape(24, 6, 6)[:, :, ::-1].reshape(24, 36)  # the view is mirrored
+    kept = here == view
+    m = int(np.argmin(abs(kept.mean(1) - 0.5)))
+    assert 0 < kept[m].sum() < 36
+    page = open_page(report, f"#/images/{m}")
+    expect(page.locator(".look")).to_contain_text(f"{kept[m].sum()} of 36 places kept their concept")
+    page.get_by_role("button", name="Kept concepts").click()
+    fragment(page, "overlay=kept")
+    expect(page.get_by_text("Green places kept their concept, crossed ones changed it.")).to_be_visible()
+    red = (
+        page.locator(".stage canvas")
+        .nth(1)
+        .evaluate(
+            """c => {
+            const { data } = c.getContext('2d').getImageData(0, 0, 96, 96);
+            const at = (patch) => 4 * (96 * (16 * Math.floor(patch / 6) + 2) + 16 * (patch % 6) + 2);
+            return Array.from({ length: 36 }, (_, patch) => data[at(patch)] > data[at(patch) + 1]);
+        }"""
+        )
+    )
+    assert red == (~kept[m]).tolist()
+    changed = int(np.flatnonzero(~kept[m])[0])
+    pick(page, changed, which=1)
+    expect(page.locator(".panel")).to_contain_text(f"In the original this place has Concept {here[m, changed]}.")
+    expect(page.locator("#live")).to_contain_text("In the original this place has")
+    boxes = [page.locator(".cursor").nth(which).evaluate("e => parseFloat(e.style.left)") for which in (0, 1)]
+    assert sum(boxes) == pytest.approx(500 / 6, abs=0.1)  # the same place, framed in both
+
+
 def test_images_are_searched_and_filtered(case, report, open_page):
     page = open_page(report, "#/images/0")
     shown = page.locator(".browser-list li:not([hidden])")
@@ -282,22 +316,43 @@ def test_classes_are_searched_and_show_their_concepts(report, open_page):
     assert page.locator(".voice h2 a").all_inner_texts() == expected
 
 
-def test_trust_puts_sanity_checks_beside_a_score_and_warns(report, open_page):
+def test_trust_leads_with_the_verdict_then_images_warnings_and_scores(case, report, open_page):
     page = open_page(report, "#/trust")
+    assert page.locator(".verdict").inner_text() == case.scores.verdict
     assert "collapsed to one concept" in page.get_by_role("alert").inner_text()
-    stability = page.get_by_role("region", name="Stability")
-    assert stability.locator(".asked .figure").inner_text() == "0.50"
-    assert "Stability ratio" in stability.locator(".exposed").inner_text()
-    parsimony = page.get_by_role("region", name="Concepts", exact=True)
-    assert "Effective concepts" in parsimony.locator(".exposed").inner_text()
-    assert "A score of one's own" in page.get_by_role("region", name="More scores").inner_text()
+    heads = page.locator("main h2").all_inner_texts()
+    assert heads[:3] == ["The most telling images", "One warning", "Scores"]
+    scores = page.get_by_role("region", name="Scores")
+    assert "Stability ratio\n0.70" in scores.inner_text()
+    assert not page.get_by_text("A score of one's own").is_visible()
+    scores.get_by_text("All scores").click()
+    assert page.get_by_text("A score of one's own").is_visible()
     assert page.locator(".chart polyline").count() == 4
     assert page.get_by_role("img", name=re.compile("Total: from")).is_visible()
 
 
+def test_trust_shows_telling_images_with_a_sentence_and_leads_to_them(report, open_page):
+    page = open_page(report, "#/trust")
+    cards = page.locator(".telling a")
+    found = page_data(report)["telling"]
+    assert [one["why"] for one in found] == ["best", "worst", "covered"]
+    best, worst, covered = (f"{100 * one['share']:.0f} % of the" for one in found)
+    expect(cards.nth(0)).to_contain_text(f"Best followed{best} places kept their concept")
+    expect(cards.nth(1)).to_contain_text(f"Worst followed{worst} places kept their concept")
+    expect(cards.nth(2)).to_contain_text(f"{covered} picture is concept {found[2]['concept']}")
+    assert cards.nth(0).locator("img").count() == 2
+    expect(cards.nth(0).locator(".regions span").first).to_be_visible()
+    cards.nth(1).click()
+    arrived(page, "images")
+    fragment(page, f"images/{found[1]['image']}\\?overlay=kept")
+
+
 def test_a_report_without_classes_scores_or_perturbed_pictures_says_what_it_can(bare, open_page):
     page = open_page(bare, "#/trust")
-    assert page.get_by_role("heading", name="Not scored").is_visible()
+    assert page.locator(".verdict").inner_text() == "Not known: this report has no scores."
+    assert page.get_by_text("Run pace evaluate before pace report").is_visible()
+    assert page.get_by_text("pace report makes them unless it is given --no-pairs").is_visible()
+    assert page.locator(".telling a").all_inner_texts()[0].startswith("Most covered by one concept")
     go(page, "classes")
     assert heading(page) == "No classes"
     go(page, "images")

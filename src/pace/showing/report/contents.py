@@ -13,6 +13,8 @@ from scipy.stats import entropy
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
+from pace.metrics.inputs import concept_counts
+from pace.metrics.local import matching_patches
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.patches import Images, grid_of, mean_color
@@ -31,6 +33,7 @@ _NEIGHBOURS = 4
 _CLASS_CONCEPTS = 5
 _CLASS_IMAGES = 6
 _PREDICTIONS = 5  # classes kept of every prediction
+_OTHERS = 0.1  # share that the largest concept of an image must leave to others: one that is everywhere is kept anyhow
 _HELD = 0.01  # share below which an image does not show a concept; parts.js has the same
 
 
@@ -50,6 +53,8 @@ def of_images(
         "original": view(explanation, observations, bool(names)),
         "perturbed": None,
         "perturbedPictures": False,
+        "places": None,
+        "telling": [_most_covered(_leading(explanation))],
         **_concepts(model, observations, explanation, names, pictures),
     }
 
@@ -78,6 +83,44 @@ def view(explanation: Explanation, observations: Observations, with_predictions:
         "weight": packed(attention / attention.sum(1, keepdims=True), "u16", 65535),
         "predictions": _predictions(observations) if with_predictions else None,
     }
+
+
+def followed(explanation: Explanation, perturbed: Explanation, crops: Array, grid: tuple[int, int]) -> dict[str, Any]:
+    """The patch of the picture that each patch of a perturbed view shows, and the images that tell most about them.
+
+    A place keeps its concept if it has the same leading concept in picture and view.
+    """
+    places, leading = matching_patches(crops, grid), _leading(explanation)
+    there = np.take_along_axis(leading, places, 1)
+    kept = (there == _leading(perturbed)).mean(1)
+    varied = np.flatnonzero(_largest(there)[0] <= 1 - _OTHERS)
+    best = [_telling("best", varied[kept[varied].argmax()], kept)] if varied.size else []
+    return {
+        "places": packed(places, "u8" if places.shape[1] <= 256 else "u16"),
+        "telling": [*best, _telling("worst", kept.argmin(), kept), _most_covered(leading)],
+    }
+
+
+def _most_covered(leading: Array) -> dict[str, Any]:
+    share, concept = _largest(leading)
+    m = share.argmax()
+    return {**_telling("covered", m, share), "concept": int(concept[m])}
+
+
+def _telling(why: str, image: Any, share: Array) -> dict[str, Any]:
+    return {"why": why, "image": int(image), "share": float(share[image])}
+
+
+def _leading(explanation: Explanation) -> Array:
+    """The strongest concept of every patch (M, patches)."""
+    concepts: Array = np.asarray(explanation.phi)[:, explanation.prefix_tokens :].argmax(2)
+    return concepts
+
+
+def _largest(concepts: Array) -> tuple[Array, Array]:
+    """The share (M,) of the patches (M, patches) that an image's largest concept has, and which concept that is."""
+    counts = concept_counts(concepts)
+    return counts.max(1) / concepts.shape[1], counts.argmax(1)
 
 
 def _concepts(
@@ -144,14 +187,15 @@ def learning(model: PACE) -> dict[str, Any]:
 
 
 def trust(scores: Scores | None) -> dict[str, Any]:
-    """The scores and their warnings."""
+    """The verdict, the warnings and the scores."""
     if scores is None:
-        return {"scores": None, "warnings": []}
+        return {"verdict": None, "warnings": [], "scores": None, "main": []}
     entries = [
         {name: _number(value) if isinstance(value, float) else value for name, value in score.as_dict().items()}
         for score in scores.values()
     ]
-    return {"scores": entries, "warnings": scores.warnings}
+    main = [score.name for score in scores.main]
+    return {"verdict": scores.verdict, "warnings": scores.warnings, "scores": entries, "main": main}
 
 
 def nearest_concepts(means: Array, used: Array, n: int) -> list[list[int]]:

@@ -77,7 +77,10 @@ def write_report(
     if perturbed is not None:
         if perturbed.shape != observations.shape or perturbed.grid != observations.grid:
             raise ValueError(f"perturbed: expected the same images as {observations}; found {perturbed}")
-        data["perturbed"] = contents.view(_explained(model, perturbed, None), perturbed, bool(names))
+        moved = _explained(model, perturbed, None)
+        data["perturbed"] = contents.view(moved, perturbed, bool(names))
+        if perturbed.crops is not None:
+            data |= contents.followed(shown, moved, perturbed.crops[:], data["grid"])
     if perturbed_images is not None:
         if perturbed is None:
             raise ValueError("perturbed_images: needs perturbed, the observations of these images, as well")

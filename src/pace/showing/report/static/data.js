@@ -45,6 +45,7 @@ class View {
     return found;
   }
   patch(m, patch) { return this.mixture(m, data.prefix + patch); }
+  leading(m, patch) { return this.patch(m, patch)[0][0]; }
   /** The share of the image's weight that a token has. */
   weight(m, token) { return this._weight[m * TOKENS + token] / 65535; }
   /** φ of one concept over the patches of an image. */
@@ -67,6 +68,13 @@ const original = new View("original", data.original, 0);
 // A perturbed view without pictures still has its θ.
 const perturbed = data.perturbed && new View("perturbed", data.perturbed, IMAGES);
 const hasPerturbedPictures = data.perturbedPictures;
+const pictured = hasPerturbedPictures ? [original, perturbed] : [original];
+const places = data.places && unpack(data.places);
+
+/** The patch of the picture at the place that a patch of its perturbed view shows. */
+const placeOf = (m, patch) => places[m * PATCHES + patch];
+/** For every patch of a perturbed view: does its place have the same concept in the picture? */
+const keptPlaces = (m) => Array.from({ length: PATCHES }, (_, patch) => perturbed.leading(m, patch) === original.leading(m, placeOf(m, patch)));
 
 /** The patch of an image that shows a concept best. */
 function bestPatch(m, k) {

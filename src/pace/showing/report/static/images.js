@@ -4,6 +4,7 @@ const TOP = 8; // concepts shown before "show all"
 
 const imagesView = {
   title: "Images",
+  canFollow: places !== null && hasPerturbedPictures,
   state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, q: "" },
 
   render(item, query) {
@@ -27,7 +28,7 @@ const imagesView = {
       image: whole(item, IMAGES) ?? this.state.image,
       patch: whole(query.get("patch"), PATCHES),
       on: query.get("on") === "perturbed" && hasPerturbedPictures ? "perturbed" : "original",
-      overlay: overlay === "all" ? "all" : whole(overlay, CONCEPTS),
+      overlay: overlay === "all" || (overlay === "kept" && this.canFollow) ? overlay : whole(overlay, CONCEPTS),
       class: whole(query.get("class"), CLASSES),
       concept: whole(query.get("concept"), CONCEPTS),
       q: query.get("q") ?? "",
@@ -57,7 +58,8 @@ const imagesView = {
     this.subtitle = h("p", { class: "facts" });
     this.panel = h("section", { class: "card panel", "aria-label": "Patch" });
     this.overlays = h("div", { class: "segments", role: "group", "aria-label": "Overlay" });
-    this.grey = h("p", { class: "note", hidden: true }, "Grey patches belong to concepts with fewer patches in this image.");
+    this.followed = h("p", { class: "note" });
+    this.legend = h("p", { class: "note" });
     this.detail = h("div", { class: "detail" });
     this.element = h("div", { class: "page images" },
       this.buildBrowser(),
@@ -66,8 +68,9 @@ const imagesView = {
         h("div", { class: "columns" },
           h("div", { class: "look" },
             h("div", { class: `pickers${hasPerturbedPictures ? " two" : ""}` }, this.pickers.map((picker) => picker.element)),
+            this.followed,
             this.overlays,
-            this.grey,
+            this.legend,
             h("p", { id: "picker-help", class: "note" }, "Point at a patch, tap it, or use the arrow keys; Escape clears the selection."),
             this.panel),
           this.detail)));
@@ -177,23 +180,11 @@ const imagesView = {
       original.predictions && h("span", {}, "predicted ", h("b", {}, data.classes[predictedClass(m)] ?? `class ${predictedClass(m)}`)),
     ].filter(Boolean));
     this.pickers.forEach((picker) => picker.show(m));
+    this.followed.replaceChildren(...keptNote(m));
     this.showAll = false;
     this.showOverlay();
     this.showPatch();
     document.title = `${data.names[m]} · ${data.title}`;
-  },
-
-  /** The concepts with a colour of their own: the same in every image if there are few, else those with most patches here. */
-  coloured() {
-    if (data.order.length <= REGION_COLOURS.length) return data.order;
-    const held = new Map();
-    for (const { view } of this.pickers) {
-      for (let patch = 0; patch < PATCHES; patch++) {
-        const [[k]] = view.patch(this.state.image, patch);
-        held.set(k, (held.get(k) ?? 0) + 1);
-      }
-    }
-    return [...held].sort(([a, more], [b, fewer]) => fewer - more || a - b).slice(0, REGION_COLOURS.length).map(([k]) => k);
   },
 
   showOverlay() {
@@ -203,11 +194,14 @@ const imagesView = {
     }, text);
     const focused = this.overlays.contains(document.activeElement) ? [...this.overlays.children].indexOf(document.activeElement) : -1;
     this.overlays.replaceChildren(option(null, "Picture"), option("all", "All concepts"),
+      ...(this.canFollow ? [option("kept", "Kept concepts")] : []),
       ...(typeof overlay === "number" ? [option(overlay, conceptName(overlay))] : []));
     if (focused >= 0) this.overlays.children[Math.min(focused, this.overlays.children.length - 1)].focus();
-    this.colours = coloursFor(overlay === "all" ? this.coloured() : []);
+    this.colours = coloursFor(overlay === "all" ? colouredIn(this.state.image) : []);
     this.pickers.forEach((picker) => picker.overlay(overlay, this.colours));
-    this.grey.hidden = !this.pickers.some((picker) => picker.isPartlyGrey);
+    this.legend.textContent = overlay === "kept" ? "Green places kept their concept, crossed ones changed it. The bright part of the original is what the perturbed view shows."
+      : this.pickers.some((picker) => picker.isPartlyGrey) ? "Grey patches belong to concepts with fewer patches in this image." : "";
+    this.legend.hidden = !this.legend.textContent;
     this.showDetail();
   },
 
@@ -224,7 +218,7 @@ const imagesView = {
   hover(view, patch) {
     if (patch === null) return this.showPatch();
     if (this.shown === `${view.name} ${patch}`) return;
-    this.pickers.forEach((picker) => picker.mark(picker.view === view ? patch : null));
+    this.frame(view, patch);
     this.fillPanel(view, patch);
   },
 
@@ -237,8 +231,15 @@ const imagesView = {
   /** The selected patch, once the pointer has left. */
   showPatch() {
     const { patch, on } = this.state;
-    this.pickers.forEach((picker) => picker.mark(picker.view.name === on ? patch : null));
-    this.fillPanel(on === "perturbed" ? perturbed : original, patch);
+    const view = on === "perturbed" ? perturbed : original;
+    this.frame(view, patch);
+    this.fillPanel(view, patch);
+  },
+
+  /** A patch, and what a patch of the perturbed view shows in the picture. */
+  frame(view, patch) {
+    const there = view === perturbed && patch !== null && places ? placeOf(this.state.image, patch) : null;
+    this.pickers.forEach((picker) => picker.mark(picker.view === view ? patch : there));
   },
 
   fillPanel(view, patch) {
@@ -253,15 +254,17 @@ const imagesView = {
     const mixture = view.patch(m, patch);
     const weight = view.weight(m, data.prefix + patch) * TOKENS;
     const [k] = mixture[0];
-    this.panel.replaceChildren(
+    this.panel.replaceChildren(...[
       h("h2", {}, "Patch at ", place(patch), view === perturbed && h("span", { class: "quiet" }, " · perturbed")),
+      view === perturbed && places && h("p", { class: "note" }, keptText(m, patch)),
       h("ul", { class: "rows mixture", "aria-label": "Concepts of this patch" }, mixture.map(([concept, share]) => h("li", {},
         face(concept, true), h("a", { href: link.concept(concept) }, conceptName(concept)),
         h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${100 * share}%` } })),
         h("span", { class: "figure" }, percent(share, 0))))),
       h("p", { class: "note" }, "It counts as ", h("b", {}, weight.toFixed(1)), weight.toFixed(1) === "1.0" ? " average patch" : " average patches",
         ", going by the attention it gets. Typical patches of ", h("a", { href: link.concept(k) }, conceptName(k)), ":"),
-      galleryStrip(k));
+      galleryStrip(k),
+    ].filter(Boolean));
   },
 
   // -- mixture and prediction ------------------------------------------------------------------------------------
@@ -343,6 +346,18 @@ function prefixNote(m) {
     mixture.slice(0, 1).map(([k]) => h("a", { href: link.concept(k) }, conceptName(k))), ".");
 }
 
+/** Whether its concepts follow the perturbation. */
+function keptNote(m) {
+  if (!places) return [];
+  const kept = keptPlaces(m).filter(Boolean).length;
+  return [h("b", {}, `${kept} of ${PATCHES} places`), " kept their concept in the perturbed view."];
+}
+
+function keptText(m, patch) {
+  const k = original.leading(m, placeOf(m, patch));
+  return k === perturbed.leading(m, patch) ? "This place has the same concept in the original." : `In the original this place has ${conceptName(k)}.`;
+}
+
 function movedNote(m) {
   let moved = 0;
   for (let k = 0; k < CONCEPTS; k++) moved += Math.abs(original.theta(m, k) - perturbed.theta(m, k)) / 2;
@@ -377,7 +392,8 @@ function describeImage(m) {
 
 function describePatch(view, m, patch) {
   const mixture = view.patch(m, patch).map(([k, share]) => `${conceptName(k)} ${percent(share, 0)}`);
-  return `Patch at ${place(patch)}${view === perturbed ? ", perturbed" : ""}: ${mixture.join(", ")}`;
+  const kept = view === perturbed && places ? `. ${keptText(m, patch)}` : "";
+  return `Patch at ${place(patch)}${view === perturbed ? ", perturbed" : ""}: ${mixture.join(", ")}${kept}`;
 }
 
 const searchTexts = [];

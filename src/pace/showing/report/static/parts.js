@@ -16,9 +16,9 @@ function address(view, item, options = {}) {
 }
 
 /** `eager` for what is on screen already: it appears at once, and the page waits while it is decoded. */
-function picture(m, eager = false) {
+function picture(m, eager = false, view = original) {
   const image = h("img", { alt: "", decoding: eager ? "sync" : "async", draggable: "false" });
-  const load = () => { image.src = original.picture(m); };
+  const load = () => { image.src = view.picture(m); };
   if (eager) load();
   else onSight(image, load);
   return image;

@@ -21,6 +21,66 @@ function coloursFor(concepts) {
   }));
 }
 
+/** The concepts with a colour of their own: the same in every image if there are few, else those with most patches here. */
+function colouredIn(m) {
+  if (data.order.length <= REGION_COLOURS.length) return data.order;
+  const held = new Map();
+  for (const view of pictured) {
+    for (let patch = 0; patch < PATCHES; patch++) held.set(view.leading(m, patch), (held.get(view.leading(m, patch)) ?? 0) + 1);
+  }
+  return [...held].sort(([a, more], [b, fewer]) => fewer - more || a - b).slice(0, REGION_COLOURS.length).map(([k]) => k);
+}
+
+/** Paint every patch in the colour of its strongest concept, with the concept's number, so that colour is not needed; is any grey? */
+function regions(canvas, labels, view, m, colours) {
+  const members = new Map();
+  let isPartlyGrey = false;
+  paint(canvas, (patch) => {
+    const k = view.leading(m, patch);
+    if (!colours.has(k)) {
+      isPartlyGrey = true;
+      return "rgb(128 128 128 / 65%)";
+    }
+    members.set(k, [...(members.get(k) ?? []), patch]);
+    return `${colours.get(k)}99`;
+  });
+  const taken = [];
+  members.forEach((patches, k) => {
+    const centre = labelPlace(new Set(patches), taken);
+    taken.push(centre);
+    labels.append(h("span", { style: {
+      left: `${(100 * ((centre % COLUMNS) + 0.5)) / COLUMNS}%`, top: `${(100 * (Math.floor(centre / COLUMNS) + 0.5)) / ROWS}%`,
+    } }, String(k)));
+  });
+  return isPartlyGrey;
+}
+
+/** One view of an image, coloured by concept. */
+function conceptMap(view, m, colours) {
+  const canvas = h("canvas", { class: "overlay" }), labels = h("span", { class: "regions" });
+  const image = picture(m, false, view);
+  image.classList.add("grey");
+  const box = h("span", { class: "context", "aria-hidden": "true", style: { "aspect-ratio": pictureShape } }, image, canvas, labels);
+  return onSight(box, () => regions(canvas, labels, view, m, colours));
+}
+
+/** In a perturbed view, the places that kept their concept, and those that changed it crossed out; in the picture, what the view shows. */
+function follow(canvas, view, m) {
+  const kept = keptPlaces(m);
+  if (view === original) {
+    const isShown = new Float32Array(PATCHES);
+    kept.forEach((_, patch) => { isShown[placeOf(m, patch)] = 1; });
+    return spotlight(canvas, isShown);
+  }
+  const pen = paint(canvas, (patch) => (kept[patch] ? "#2bb38a80" : "#e2683c99"));
+  kept.forEach((same, patch) => {
+    const x = (patch % COLUMNS) * PATCH, y = Math.floor(patch / COLUMNS) * PATCH;
+    if (!same) for (const [from, to] of [[4, 12], [12, 4]]) { pen.moveTo(x + from, y + 4); pen.lineTo(x + to, y + 12); }
+  });
+  pen.lineWidth = 1.5;
+  pen.stroke();
+}
+
 class Picker {
   /** `onHover(view, patch or null)` and `onPick(view, patch or null)` are called when the pointer or the keys move. */
   constructor(view, caption, { onHover, onPick }) {
@@ -61,37 +121,16 @@ class Picker {
     set("height", 100 / ROWS);
   }
 
-  /** Lay a concept over the image, "all" for a map of the concepts that have `colours`, or nothing. */
+  /** Lay a concept over the image, "all" for a map of the concepts that have `colours`, "kept" for what followed, or nothing. */
   overlay(what, colours) {
     this.canvas.hidden = what === null;
-    this.image.classList.toggle("grey", what === "all"); // so that its own colours do not mix with the overlay
+    this.image.classList.toggle("grey", what === "all" || what === "kept"); // so that its own colours do not mix with the overlay
     this.labels.replaceChildren();
     this.isPartlyGrey = false;
     if (what === null) return;
-    if (what === "all") this.regions(colours);
+    if (what === "all") this.isPartlyGrey = regions(this.canvas, this.labels, this.view, this.m, colours);
+    else if (what === "kept") follow(this.canvas, this.view, this.m);
     else spotlight(this.canvas, this.view.map(this.m, what));
-  }
-
-  /** Every patch in the colour of its strongest concept, with the concept's number, so that colour is not needed. */
-  regions(colours) {
-    const members = new Map();
-    paint(this.canvas, (patch) => {
-      const [[k]] = this.view.patch(this.m, patch);
-      if (!colours.has(k)) {
-        this.isPartlyGrey = true;
-        return "rgb(128 128 128 / 65%)";
-      }
-      members.set(k, [...(members.get(k) ?? []), patch]);
-      return `${colours.get(k)}99`;
-    });
-    const taken = [];
-    members.forEach((patches, k) => {
-      const centre = labelPlace(new Set(patches), taken);
-      taken.push(centre);
-      this.labels.append(h("span", { style: {
-        left: `${(100 * ((centre % COLUMNS) + 0.5)) / COLUMNS}%`, top: `${(100 * (Math.floor(centre / COLUMNS) + 0.5)) / ROWS}%`,
-      } }, String(k)));
-    });
   }
 
   at(event) {

@@ -1,22 +1,4 @@
-// Trust: the five desiderata with sanity checks for each, and how learning went.
-
-const DESIDERATA = [
-  { name: "faithfulness", question: "Can the prediction be recovered from the concepts?",
-    check: "Concepts that see the prediction could just repeat it. So it is withheld, and the score is compared with always guessing the most frequent class.",
-    beside: ["majority_class", "nonlinear_faithfulness", "class_echo", "evidence_gap", "deletion", "insertion"] },
-  { name: "stability", question: "Does the explanation survive a small change to the image?",
-    check: "An explanation that is the same for every image is perfectly stable. So the change is compared with the distance between different images.",
-    beside: ["between_images", "reidentification", "prediction_survival"] },
-  { name: "sparsity", question: "Is an image explained by few concepts?",
-    check: "A single concept for everything would be perfectly sparse. So check how many concepts an image really shows.",
-    beside: ["hoyer_sparsity", "concepts_per_image"] },
-  { name: "levels", question: "Does it explain the dataset, each image and each patch?",
-    check: "If every patch of an image has the same concept, the patch level says nothing new. If one token has all the weight, neither does the image level.",
-    beside: ["patch_variety", "cls_weight"] },
-  { name: "n_concepts", question: "Are there few concepts overall (parsimony)?",
-    check: "If only two of a hundred concepts are used, there are really only two.",
-    beside: ["effective_concepts"] },
-];
+// Trust: the verdict, the images and scores behind it, and how learning went.
 
 const TERMS = [
   ["Total", (bound) => bound[0] + bound[1] + bound[2], ["The bound ", h("i", {}, "L"), " that learning raises."]],
@@ -25,52 +7,70 @@ const TERMS = [
   ["Stability", (bound) => bound[2], ["How much more alike the two views of an image are than two images (", h("i", {}, "L"), h("sub", {}, "s"), ")."]],
 ];
 
+// What the telling images tell.
+const TELLING = {
+  best: ["Best followed", ({ share }) => `${percent(share, 0)} of the places kept their concept`],
+  worst: ["Worst followed", ({ share }) => `${percent(share, 0)} of the places kept their concept`],
+  covered: ["Most covered by one concept", ({ share, concept }) => `${percent(share, 0)} of the picture is concept ${concept}`],
+};
+
 const trustView = {
   title: "Trust",
   render() {
     return h("div", { class: "page" },
-      h("header", { class: "lead" }, h("h1", {}, "Can it be trusted?"),
-        note("An explanation can score well and still explain nothing. So each of the five main scores stands beside the numbers that would reveal it.")),
-      verdict(), scoreSections(), facts(), bounds());
+      h("header", { class: "lead" }, h("h1", {}, "Can it be trusted?"), verdict()),
+      tellingImages(), warnings(), scores(), facts(), bounds());
   },
 };
 
 function verdict() {
-  if (data.warnings.length) {
-    return h("section", { class: "card warning", role: "alert", "aria-labelledby": "warnings" },
-      h("h2", { id: "warnings" }, data.warnings.length === 1 ? "One warning" : `${data.warnings.length} warnings`),
-      h("ul", {}, data.warnings.map((text) => h("li", {}, text))));
-  }
-  return data.scores && h("p", { class: "card fine" }, "These numbers show no sign of collapse.");
+  if (data.scores) return data.verdict && h("p", { class: "verdict" }, data.verdict);
+  return [h("p", { class: "verdict" }, "Not known: this report has no scores."),
+    note("Run pace evaluate before pace report, or pass scores=pace.metrics.evaluate(…) to write_report.")];
 }
 
-function scoreSections() {
-  if (!data.scores) {
-    return h("section", { class: "card" }, h("h2", {}, "Not scored"),
-      note("This report was made without scores, so it cannot say how far to trust it. Run pace evaluate before pace report, or pass scores=pace.metrics.evaluate(…) to write_report."));
-  }
-  const left = new Map(data.scores.map((score) => [score.name, score]));
-  const take = (name) => { const score = left.get(name); left.delete(name); return score; };
-  const sections = DESIDERATA.map(({ name, question, check, beside }) => {
-    const main = take(name);
-    const known = beside.map(take);
-    const family = [...left.keys()].filter((other) => other.startsWith(`${name}_`)).map(take);
-    const others = [...family, ...known].filter(Boolean);
-    if (!main && !others.length) return null;
-    return h("section", { class: "card claim", "aria-label": main?.title ?? question },
-      h("div", { class: "asked" }, h("h2", {}, question), main ? scoreItem(main, true) : h("p", { class: "quiet" }, "Not scored here.")),
-      h("div", { class: "exposed" }, h("h3", {}, "Sanity checks"), note(check), h("div", { class: "pairs" }, others.map((score) => scoreItem(score)))));
-  });
-  const rest = [...left.values()];
-  return [sections, rest.length > 0 && h("section", { class: "card", "aria-labelledby": "more" },
-    h("h2", { id: "more" }, "More scores"), h("div", { class: "pairs" }, rest.map((score) => scoreItem(score))))];
+function tellingImages() {
+  const isVaried = data.telling.some(({ why }) => why === "best");
+  return h("section", { "aria-labelledby": "telling" },
+    h("h2", { id: "telling" }, "The most telling images"),
+    places ? note("Each picture beside its perturbed view, coloured by concept. Concepts follow a picture if the same thing keeps its concept when it is cropped, mirrored and recoloured.",
+      !isVaried && " None is listed as best followed, since one concept holds more than nine tenths of the places of every image.")
+      : note("Whether concepts follow what they mark cannot be seen here: that takes perturbed views that say which part of the picture they show. ",
+        "pace report makes them unless it is given --no-pairs; in Python pass perturbed= and perturbed_images= to write_report."),
+    h("div", { class: "telling" }, data.telling.map(tellingImage)));
 }
 
-function scoreItem({ title, value, low, high, better, range, meaning }, large = false) {
+function tellingImage(found) {
+  const [title, sentence] = TELLING[found.why];
+  const m = found.image, colours = coloursFor(colouredIn(m));
+  return h("a", { class: "card", href: link.image(m, { overlay: imagesView.canFollow ? "kept" : "all" }) },
+    h("h3", {}, title), h("p", {}, sentence(found)),
+    h("span", { class: "pair" }, pictured.map((view) => conceptMap(view, m, colours))),
+    h("span", { class: "caption" }, h("span", { class: "clip" }, data.names[m])));
+}
+
+function warnings() {
+  const { warnings: found } = data;
+  return found.length > 0 && h("section", { class: "card warning", role: "alert", "aria-labelledby": "warnings" },
+    h("h2", { id: "warnings" }, found.length === 1 ? "One warning" : `${found.length} warnings`),
+    h("ul", {}, found.map((text) => h("li", {}, text))));
+}
+
+function scores() {
+  if (!data.scores) return null;
+  const list = (some) => h("div", { class: "pairs" }, some.map(scoreItem));
+  const isMain = ({ name }) => data.main.includes(name);
+  const rest = data.scores.filter((score) => !isMain(score));
+  return h("section", { class: "card", "aria-labelledby": "scores" },
+    h("h2", { id: "scores" }, "Scores"), list(data.scores.filter(isMain)),
+    rest.length > 0 && h("details", { class: "fold" }, h("summary", {}, "All scores"), list(rest)));
+}
+
+function scoreItem({ title, value, low, high, better, range, meaning }) {
   const bounded = range[0] !== null && range[1] !== null && range[1] > range[0] && value !== null;
-  const text = (x) => (range[1] === 1 && x !== null ? x.toFixed(2) : figure(x)); // shares in shares' digits
+  const text = (x) => (range[1] === 1 && x !== null ? x.toFixed(2).replace("-", "−") : figure(x)); // shares in shares' digits
   const at = (x) => `${(100 * (x - range[0])) / (range[1] - range[0])}%`;
-  return h("div", { class: `score${large ? " large" : ""}` },
+  return h("div", { class: "score" },
     h("p", { class: "headline" }, h("span", { class: "title" }, title), h("b", { class: "figure" }, text(value)),
       low !== null && high > low && h("span", { class: "quiet range" }, `${text(low)} to ${text(high)}`)),
     bounded && h("span", { class: "scale", "aria-hidden": "true" },
