@@ -16,8 +16,9 @@ def collapses(scores: Mapping[str, Score]) -> list[str]:
     """A sentence for every sign of collapse that the scores show; scores that are missing are not judged."""
     # A missing score is NaN, which is neither above nor below a limit.
     value = defaultdict(lambda: math.nan, {name: score.value for name, score in scores.items()})
+    low = value | {name: score.low for name, score in scores.items() if score.low is not None}
     faithful, given = value["faithfulness"], value["faithfulness_given_prediction"]
-    low = scores["faithfulness"].low if "faithfulness" in scores else None
+    fidelity, lot = value["logit_fidelity"], value["random_fidelity"]
     apart, ratio, echo = (value[name] for name in ("between_images", "stability_ratio", "class_echo"))
     used, total, majority = (value[name] for name in ("effective_concepts", "n_concepts", "majority_class"))
     distinct, variety, cls = (value[name] for name in ("concepts_per_image", "patch_variety", "cls_weight"))
@@ -32,7 +33,9 @@ def collapses(scores: Mapping[str, Score]) -> list[str]:
         f"A perturbed image is about as far from its original as any other image is (stability ratio {ratio:.2f}): the "
         "explanation does not recognise the image.": ratio > 0.8,
         f"The prediction is recovered no better ({faithful:.2f}) than by always naming the most frequent class "
-        f"({majority:.2f}): the explanation says nothing about it.": (faithful if low is None else low) <= majority,
+        f"({majority:.2f}): the explanation says nothing about it.": low["faithfulness"] <= majority,
+        f"Over all classes the explanation says no more about the prediction ({fidelity:.2f}, at the low end "
+        f"{low['logit_fidelity']:.2f}) than concepts drawn by lot do ({lot:.2f}).": low["logit_fidelity"] <= lot,
         f"Faithfulness is {given:.2f} when the prediction is given to the explanation and {faithful:.2f} when it is "
         "withheld: much of it only repeats the prediction.": given - faithful > 0.1,
         f"The leading concept of an image is its predicted class under another name (agreement {echo:.2f}): faithful, "

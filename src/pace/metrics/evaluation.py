@@ -53,9 +53,14 @@ def evaluate(
     bootstrap, seed
         Number of resamples for the intervals (0 for none), and the seed for these, the folds and the network.
     """
-    given = None
-    if train.n_classes and test.n_classes and model.label_head_.shape[1]:
-        given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
+    given = random = None
+    if train.n_classes and test.n_classes:
+        from pace.metrics.by_lot import random_mixtures
+
+        used = max(1, len(model.means_) - len(model.empty_concepts_))
+        random = random_mixtures(train, test, used, seed=seed, device=model.device)
+        if model.label_head_.shape[1]:
+            given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
     return score_explanations(
         model.explain(train, patches=False),
         model.explain(test),
@@ -64,6 +69,7 @@ def evaluate(
         yhat_test=_predictions(test),
         yhat_perturbed=_predictions(perturbed),
         given_prediction=given,
+        random=random,
         attention=test.attention[:],
         concepts=model.means_,
         colours=colours,
@@ -82,6 +88,7 @@ def score_explanations(
     yhat_test: Any = None,
     yhat_perturbed: Any = None,
     given_prediction: Sequence[Any] | None = None,
+    random: Sequence[Any] | None = None,
     attention: Any = None,
     concepts: Any = None,
     colours: Any = None,
@@ -99,6 +106,8 @@ def score_explanations(
         The transformer's predictions, as labels or distributions.
     given_prediction
         θ of train and test when the method was given ŷ.
+    random
+        θ of train and test for concepts drawn by lot, as many as the method uses (`pace.metrics.by_lot`).
     attention : (M, J)
         Weight of every token in θ of the test images.
     concepts : (K, …)
@@ -111,6 +120,7 @@ def score_explanations(
         notes.append("The transformer predicts one class for all training images: there is nothing to be faithful to.")
         yhat_train = None
     theta_train_given, theta_test_given = given_prediction or (None, None)
+    theta_train_random, theta_test_random = random or (None, None)
     inputs = {
         "theta_train": train.theta,
         "yhat_train": yhat_train,
@@ -118,6 +128,8 @@ def score_explanations(
         "yhat_test": yhat_test,
         "theta_train_given": theta_train_given,
         "theta_test_given": theta_test_given,
+        "theta_train_random": theta_train_random,
+        "theta_test_random": theta_test_random,
         "theta": test.theta,
         "yhat": yhat_test,
         "theta_perturbed": None if perturbed is None else perturbed.theta,
@@ -125,6 +137,7 @@ def score_explanations(
         "explanation": test,
         "phi": getattr(test, "phi", None),
         "prefix_tokens": getattr(test, "prefix_tokens", 0),
+        "grid": getattr(test, "grid", None),
         "attention": attention,
         "concepts": concepts,
         "colours": colours,
