@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def part_ari(phi: Any, parts: Any, prefix_tokens: int = 0) -> Measure:
 def part_consistency_by_position(phi: Any, parts: Any, grid: tuple[int, int], prefix_tokens: int = 0) -> Measure:
     """Part consistency when a patch's concept is its place in the picture: concepts that are no better follow no parts.
 
-    The picture is divided into about as many cells as there are concepts that lead in any patch.
+    The picture is divided into as many cells, or a few less, as there are concepts that lead in any patch.
     """
     leading, image, place, part = _visible(phi, parts, prefix_tokens)
     row, column = np.divmod(place, grid[1])
@@ -79,9 +80,10 @@ def part_consistency_by_position(phi: Any, parts: Any, grid: tuple[int, int], pr
 
 
 def cell_of(x: Array, y: Array, cells: int) -> Array:
-    """Numbers of the cells that points from 0 to 1 fall in, of a regular grid of about this many; the border reaches out."""
-    rows = max(1, round(cells**0.5))
-    columns = max(1, round(cells / rows))
+    """The cell that each point from 0 to 1 falls in, of a regular grid of so many cells or a few less; those at the border
+    reach out."""
+    rows = math.isqrt(cells)
+    columns = cells // rows
     row, column = np.floor(y * rows).clip(0, rows - 1), np.floor(x * columns).clip(0, columns - 1)
     found: Array = (row * columns + column).astype(np.int64)
     return found
