@@ -1,6 +1,6 @@
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from pace import classifiers
@@ -29,3 +29,19 @@ def test_a_classifier_answers_with_the_labels_it_was_given():
     names = np.array([70, -1, 12, 5])
     classify = classifiers.logistic_regression(FEATURES[:200], names[LABELS[:200]])
     assert (classify(FEATURES[200:]) == names[LABELS[200:]]).mean() > 0.9
+
+
+def test_the_ridge_regression_is_scikit_learns():
+    x, y = StandardScaler().fit_transform(FEATURES), FEATURES @ RNG.normal(size=(8, 3)) + RNG.normal(size=(300, 3))
+    (ours,) = classifiers._ridges(torch.tensor(x), torch.tensor(y), [0.1])
+    theirs = Ridge(alpha=0.1 * 300).fit(x, y)
+    np.testing.assert_allclose(ours(torch.tensor(x)).numpy(), theirs.predict(x), atol=1e-8)
+
+
+def test_the_ridge_regression_learns_what_is_there_and_leaves_noise_alone():
+    numbers = FEATURES @ RNG.normal(size=(8, 3))
+    predict = classifiers.ridge_regression(FEATURES[:200], numbers[:200])
+    np.testing.assert_allclose(predict(FEATURES[200:]), numbers[200:], atol=1e-3)
+    noise = RNG.normal(size=(40, 3))
+    blind = classifiers.ridge_regression(RNG.normal(size=(40, 60)), noise)
+    assert np.abs(blind(RNG.normal(size=(40, 60))) - noise.mean(0)).max() < 0.5

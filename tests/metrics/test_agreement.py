@@ -2,9 +2,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import normalized_mutual_info_score
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from pace.metrics import colour_accuracy, colour_purity, colour_recovery, part_consistency
+from pace.metrics import (
+    bootstrap,
+    colour_accuracy,
+    colour_purity,
+    colour_recovery,
+    part_ari,
+    part_consistency,
+    part_consistency_by_position,
+)
+from pace.metrics.agreement import Contingency, cell_of
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(5, size=(30, 4, 4))
@@ -72,6 +81,49 @@ def test_a_patch_with_two_parts_counts_for_both():
     phi = phi_of(np.array([[1, 2], [1, 2]]))
     expected = normalized_mutual_info_score([0, 1, 2, 0, 1, 2], [1, 1, 2, 1, 1, 2])
     assert part_consistency(phi, [[0, 0, 1], [0, 0, 1]]) == pytest.approx(expected)
+
+
+def test_the_rand_index_is_scikit_learns():
+    concepts, parts = RNG.integers(6, size=(30, 16)), RNG.integers(-1, 16, size=(30, 5))
+    image, part = np.nonzero(parts >= 0)
+    concepts[image, parts[image, part]] = np.where(
+        RNG.random(len(part)) < 0.5, part, concepts[image, parts[image, part]]
+    )
+    phi, leading = phi_of(concepts), concepts[image, parts[image, part]]
+    assert part_ari(phi, parts) == pytest.approx(adjusted_rand_score(part, leading))
+    score = bootstrap(part_ari, phi, parts)
+    assert score.low < score.value < score.high
+    weights = RNG.integers(3, size=(1, 30))
+    drawn = np.repeat(np.arange(len(image)), weights[0, image])
+    expected = adjusted_rand_score(part[drawn], leading[drawn])
+    assert Contingency(30, image, leading, part).rand_index().values(weights)[0] == pytest.approx(expected)
+
+
+def test_concepts_that_are_parts_agree_and_one_concept_agrees_with_nothing():
+    parts = np.stack([RNG.permutation(16)[:5] for _ in range(30)])
+    concepts = np.zeros((30, 16), int)
+    np.put_along_axis(concepts, parts, np.tile(np.arange(5), (30, 1)), 1)
+    assert part_ari(phi_of(concepts), parts) == pytest.approx(1)
+    assert part_ari(phi_of(0 * concepts), parts) == 0
+    assert part_ari(phi_of(0 * concepts), parts[:, :1]) == 0
+
+
+def test_position_alone_is_as_good_as_parts_keep_their_places():
+    quadrants = phi_of(np.tile(np.repeat(np.repeat([[2, 5], [7, 1]], 2, 0), 2, 1), (30, 1, 1)))
+    still = np.tile([0, 3, 12, 15], (30, 1))
+    assert part_consistency_by_position(quadrants, still, (4, 4)) == pytest.approx(1)
+    moving = np.stack([RNG.permutation(16)[:4] for _ in range(30)])
+    value = part_consistency_by_position(quadrants, moving, (4, 4))
+    assert value < 0.2
+    assert value == pytest.approx(part_consistency(quadrants, moving))  # the concepts are the four cells
+    assert part_consistency_by_position(phi_of(0 * COLOURS), still, (4, 4)) == 0  # one concept, one cell
+
+
+def test_cells_are_as_many_as_asked_for_or_a_few_less_and_reach_out():
+    x, y = np.random.default_rng(0).random((2, 10_000))
+    for cells, made in ((1, 1), (2, 2), (4, 4), (7, 6), (8, 8), (16, 16), (100, 100)):
+        assert len(np.unique(cell_of(x, y, cells))) == made
+    np.testing.assert_array_equal(cell_of(np.array([-1.0, 0.2, 2.0]), np.array([0.1, 0.9, 7.0]), 4), [0, 2, 3])
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))

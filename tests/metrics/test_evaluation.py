@@ -10,6 +10,7 @@ from planted import planted
 
 from pace import PACE, Observations
 from pace.metrics import Score, Scores, evaluate, score_explanations
+from pace.metrics.by_lot import random_mixtures
 from pace.metrics.collapse import signs_of_collapse, verdict
 
 WORLD = degenerate.world()
@@ -209,6 +210,18 @@ def test_the_verdict_says_what_to_believe_and_the_main_reason_why_not(scores, li
     assert verdict(known, signs_of_collapse(known)) == line
 
 
+def test_an_explanation_that_says_no_more_than_random_concepts_is_caught():
+    data = planted(images=300, grid=(4, 4))
+    train, test = data.observations[:200], data.observations[200:]
+    lot = random_mixtures(train, test, 8, device="cpu")
+    known = {"yhat_train": train.predictions, "yhat_test": test.predictions, "random": lot, "bootstrap": 100}
+    scores = score_explanations(*map(explanation, lot), **known)
+    assert scores["logit_fidelity"].value == scores["random_fidelity"].value
+    assert warned(scores, "than concepts drawn by lot do")
+    truth = explanation(data.theta[:200]), explanation(data.theta[200:])
+    assert not warned(score_explanations(*truth, **known), "drawn by lot")
+
+
 def test_scores_survive_json_and_their_intervals_hold_them(judged):
     for scores in judged.values():
         text = json.dumps(scores.as_dict(), allow_nan=False)
@@ -231,12 +244,14 @@ def fitted():
 def test_evaluate_scores_a_fitted_model(fitted):
     model, train, test, perturbed, data = fitted
     colours = data.concepts[40:, 1:].reshape(-1, 4, 4)
-    parts = np.tile([3, 7, -1], (20, 1))
+    parts = np.tile([3, 12, -1], (20, 1))
     scores = evaluate(model, train, test, perturbed, colours=colours, parts=parts, bootstrap=20)
     assert scores["colour_recovery"].value > 0.9
     assert scores["stability_ratio"].value < 0.2
     assert scores["levels"].value == 3
-    assert {"faithfulness", "faithfulness_given_prediction", "part_consistency"} <= scores.keys()
+    assert {"faithfulness", "faithfulness_given_prediction", "part_consistency", "part_ari"} <= scores.keys()
+    assert scores["part_consistency_by_position"].value > 0.9  # every part is always in the same place
+    assert scores["logit_fidelity"].value > scores["random_fidelity"].value
     assert scores.verdict.endswith("the patch level was not tested (no warp gain over attention).")  # no crops
     plain = evaluate(model, train, test, perturbed, colours=colours, parts=parts, bootstrap=0)
     assert {name: score.value for name, score in plain.items()} == {name: score.value for name, score in scores.items()}

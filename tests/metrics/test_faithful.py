@@ -3,17 +3,25 @@ import pytest
 import torch
 from sklearn.metrics import normalized_mutual_info_score
 
+from pace import Observations
+from pace.classifiers import ridge_regression
 from pace.metrics import (
+    bootstrap,
     class_echo,
     faithfulness,
     faithfulness_given_prediction,
+    logit_fidelity,
     majority_class,
     nonlinear_faithfulness,
+    random_fidelity,
 )
+from pace.metrics.by_lot import random_mixtures
 
 RNG = np.random.default_rng(0)
 THETA = RNG.dirichlet(np.full(8, 0.5), 300)
 YHAT = (THETA @ RNG.normal(size=(8, 4)) * 6).argmax(1)
+SHARES = np.exp(THETA @ RNG.normal(size=(8, 4)) * 6)
+SHARES /= SHARES.sum(1, keepdims=True)
 TRAIN, TEST = slice(0, 200), slice(200, 300)
 
 
@@ -70,6 +78,55 @@ def test_tensors_are_taken_and_gradients_and_random_state_left_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_logits_that_are_linear_in_theta_are_recovered_for_all_classes():
+    assert score(logit_fidelity, THETA, SHARES) > 0.999
+    assert score(random_fidelity, THETA, SHARES) == score(logit_fidelity, THETA, SHARES)
+    assert score(logit_fidelity, np.full((300, 5), 0.2), SHARES) == pytest.approx(0, abs=0.05)
+    assert score(logit_fidelity, np.random.default_rng(3).dirichlet(np.ones(50), 300), SHARES) < 0.05
+
+
+def test_one_concept_per_class_names_the_class_and_not_the_rest_of_the_prediction():
+    theta = np.eye(4)[SHARES.argmax(1)]
+    assert score(faithfulness, theta, SHARES) == 1
+    assert score(logit_fidelity, theta, SHARES) < 0.8
+
+
+def test_the_share_of_the_logits_is_worked_out_from_errors_and_the_training_mean():
+    logits = np.log(SHARES.clip(1e-6))
+    logits -= logits.mean(1, keepdims=True)
+    away = np.square(logits[TEST] - logits[TRAIN].mean(0)).sum()
+    theta = THETA[:, :3]
+    predicted = ridge_regression(theta[TRAIN], logits[TRAIN])(theta[TEST])
+    expected = 1 - np.square(logits[TEST] - predicted).sum() / away
+    assert score(logit_fidelity, theta, SHARES) == pytest.approx(expected)
+    found = bootstrap(logit_fidelity, theta[TRAIN], SHARES[TRAIN], theta[TEST], SHARES[TEST])
+    assert found.low < found.value < found.high
+
+
+def test_labels_have_no_logits():
+    assert np.isnan(score(logit_fidelity, THETA, YHAT))
+    with pytest.raises(ValueError, match="yhat_test: expected 4 classes as yhat_train; found 3"):
+        logit_fidelity(THETA[TRAIN], SHARES[TRAIN], THETA[TEST], SHARES[TEST, :3])
+
+
+def test_random_concepts_are_tokens_and_their_shares_are_weighted_by_attention():
+    places = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    concepts = np.random.default_rng(4).integers(3, size=(20, 5))
+    attention = np.random.default_rng(5).dirichlet(np.ones(5), 20)
+    observations = Observations(places[concepts], 7 * attention)
+    train, test = random_mixtures(observations[:12], observations[12:], 60, device="cpu")
+    assert train.shape == (12, 60)
+    np.testing.assert_allclose(test.sum(1), 1, rtol=1e-5)
+    # All tokens are drawn, and of equals one gets all: what is left are the shares of the three places.
+    shares = np.stack([(attention * (concepts == k)).sum(1) for k in range(3)], 1)
+    used = test[:, test.any(0)]
+    np.testing.assert_allclose(np.sort(used, 1)[:, -3:], np.sort(shares[12:], 1), rtol=1e-5)
+    again = random_mixtures(observations[:12], observations[12:], 4, seed=1, device="cpu")
+    np.testing.assert_array_equal(
+        again[1], random_mixtures(observations[:12], observations[12:], 4, seed=1, device="cpu")[1]
+    )
+
+
 def test_class_echo_is_not_raised_by_many_concepts_and_few_images():
     """Every image its own concept, and nearly every one its own class: plain mutual information would be near 1."""
     yhat = np.random.default_rng(0).permutation(80) % 70
@@ -90,6 +147,7 @@ def test_class_echo_is_one_when_concepts_are_classes_and_low_when_they_are_not()
 def test_a_gpu_gives_the_same():
     theta = torch.tensor(THETA, device="cuda")
     assert score(faithfulness, theta, YHAT) == pytest.approx(score(faithfulness, THETA, YHAT), abs=0.02)
+    assert score(logit_fidelity, theta, SHARES) == pytest.approx(score(logit_fidelity, THETA, SHARES), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from pace.metrics import (
     stability,
     stability_when_prediction_holds,
 )
+from pace.metrics.by_lot import random_mixtures
 from pace.metrics.declare import Array
 from pace.progress import progress
 
@@ -80,6 +81,7 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             yhat_test=test.predictions,
             yhat_perturbed=test_pair.predictions,
             given_prediction=_given_prediction(explainer, inputs),
+            random=random_mixtures(train, test, _in_use(explainer, of_test), seed=seed, device=device),
             token_weights=None if weights is None else weights[some],
             concepts=explainer.concepts_,
             bootstrap=scoring.bootstrap,
@@ -155,6 +157,12 @@ def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array]
         for some, _ in (inputs.train, inputs.test)
     )
     return torch.as_tensor(train, device=inputs.backbone.device), test
+
+
+def _in_use(explainer: Explainer, found: Explanation) -> int:
+    """How many concepts, less those that PACE left empty."""
+    empty = len(explainer.model_.empty_concepts_) if isinstance(explainer, PaceExplainer) else 0
+    return max(1, int(found.theta.shape[1]) - empty)
 
 
 def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> Any:

@@ -5,15 +5,24 @@ means. `bootstrap` adds an interval, and `evaluate` gives all scores of a model.
 scipy are imported where they are used.
 """
 
-from pace.metrics.agreement import colour_accuracy, colour_purity, colour_recovery, part_consistency
+from pace.metrics.agreement import (
+    colour_accuracy,
+    colour_purity,
+    colour_recovery,
+    part_ari,
+    part_consistency,
+    part_consistency_by_position,
+)
 from pace.metrics.declare import Measure, Metric, bootstrap, metric
 from pace.metrics.evaluation import evaluate, score_explanations
 from pace.metrics.faithful import (
     class_echo,
     faithfulness,
     faithfulness_given_prediction,
+    logit_fidelity,
     majority_class,
     nonlinear_faithfulness,
+    random_fidelity,
 )
 from pace.metrics.hiding import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
 from pace.metrics.local import (
@@ -50,9 +59,10 @@ __all__ = [
     "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
     "colour_accuracy", "colour_purity", "colour_recovery", "concepts_per_image", "deletion", "effective_concepts",
     "evaluate", "evidence_gap", "faithfulness", "faithfulness_given_prediction", "hide_patches", "hide_tokens",
-    "hoyer_sparsity", "information_over_attention", "insertion", "leading_area", "leading_attention", "leading_share",
-    "levels", "majority_class", "matching_patches", "metric", "n_concepts", "nonlinear_faithfulness",
-    "part_consistency", "patch_relevance", "prediction_survival", "reidentification", "score_explanations",
-    "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds", "warp_agreement", "warp_gain",
-    "warp_gain_over_attention", "within_image_information",
+    "hoyer_sparsity", "information_over_attention", "insertion", "leading_area", "leading_attention",
+    "leading_share", "levels", "logit_fidelity", "majority_class", "matching_patches", "metric", "n_concepts",
+    "nonlinear_faithfulness", "part_ari", "part_consistency", "part_consistency_by_position", "patch_relevance",
+    "prediction_survival", "random_fidelity", "reidentification", "score_explanations", "sparsity", "stability",
+    "stability_ratio", "stability_when_prediction_holds", "warp_agreement", "warp_gain", "warp_gain_over_attention",
+    "within_image_information",
 ]  # fmt: skip

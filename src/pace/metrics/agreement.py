@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,15 +54,39 @@ def part_consistency(phi: Any, parts: Any, prefix_tokens: int = 0) -> Measure:
     NMI (arithmetic mean); `parts` (M, n_parts) has the patch that holds each part, −1 where it cannot be seen.
     Patches count row by row without prefix tokens. A patch with two parts counts twice.
     """
-    concepts, places = patches_of(phi, prefix_tokens), as_array(parts)
-    images, patches, _ = concepts.shape
-    if places.ndim != 2 or len(places) != images or places.dtype.kind not in "iu":
-        raise ValueError(f"parts: expected patch numbers ({images}, parts); found {places.dtype} {places.shape}")
-    if not (places >= 0).any() or places.min() < -1 or places.max() >= patches:
-        raise ValueError(f"parts: expected visible patches 0 to {patches - 1}, −1 for none; found {np.unique(places)}")
-    image, part = np.nonzero(places >= 0)
-    leading = concepts.argmax(2)[image, places[image, part]]
-    return Contingency(images, image, leading, part).mutual_information()
+    return _parts(phi, parts, prefix_tokens).mutual_information()
+
+
+@metric(title="Part consistency, Rand index", better="higher", range=(-0.5, 1))
+def part_ari(phi: Any, parts: Any, prefix_tokens: int = 0) -> Measure:
+    """Agreement (adjusted Rand index) of concept and body part over the patches that hold a visible part; 0 is chance.
+
+    Of pairs of such patches, how many more than by chance are alike in both or different in both. Splitting a part over many
+    concepts costs far more than in `part_consistency`.
+    """
+    return _parts(phi, parts, prefix_tokens).rand_index()
+
+
+@metric(title="Part consistency of position alone", better=None, range=(0, 1))
+def part_consistency_by_position(phi: Any, parts: Any, grid: tuple[int, int], prefix_tokens: int = 0) -> Measure:
+    """Part consistency when a patch's concept is its place in the picture: concepts that are no better follow no parts.
+
+    The picture is divided into as many cells, or a few less, as there are concepts that lead in any patch.
+    """
+    leading, image, place, part = _visible(phi, parts, prefix_tokens)
+    row, column = np.divmod(place, grid[1])
+    cell = cell_of((column + 0.5) / grid[1], (row + 0.5) / grid[0], len(np.unique(leading)))
+    return Contingency(len(leading), image, cell, part).mutual_information()
+
+
+def cell_of(x: Array, y: Array, cells: int) -> Array:
+    """The cell that each point from 0 to 1 falls in, of a regular grid of so many cells or a few less; those at the border
+    reach out."""
+    rows = math.isqrt(cells)
+    columns = cells // rows
+    row, column = np.floor(y * rows).clip(0, rows - 1), np.floor(x * columns).clip(0, columns - 1)
+    found: Array = (row * columns + column).astype(np.int64)
+    return found
 
 
 class Contingency:
@@ -78,10 +103,28 @@ class Contingency:
 
     def joint(self, weights: Array) -> Array:
         """Shares (B, concepts, names) over the weighted images; NaN where these have nothing to count."""
-        counts = (self._counts.T @ weights.T).T
-        total = counts.sum(1, keepdims=True)
+        counts = self._weighted(weights)
+        total = counts.sum((1, 2), keepdims=True)
         shares: Array = np.divide(counts, total, out=np.full_like(counts, np.nan), where=total > 0)
-        return shares.reshape(len(weights), *self.shape)
+        return shares
+
+    def _weighted(self, weights: Array) -> Array:
+        counts: Array = (self._counts.T @ weights.T).T
+        return counts.reshape(len(weights), *self.shape)
+
+    def rand_index(self) -> Measure:
+        """Adjusted for chance (Hubert & Arabie 1985); 0 where there is only one concept and one name."""
+
+        def values(weights: Array) -> Array:
+            counts = self._weighted(weights)
+            both, concept, name = _pairs(counts), _pairs(counts.sum(2)), _pairs(counts.sum(1))
+            every = _pairs(counts.sum((1, 2))[:, None])
+            chance = np.divide(concept * name, every, out=np.full_like(every, np.nan), where=every > 0)
+            most = (concept + name) / 2 - chance
+            found: Array = np.divide(both - chance, most, out=np.zeros_like(most), where=~(np.abs(most) < 1e-12))
+            return found
+
+        return Measure(self.images, values)
 
     def mutual_information(self) -> Measure:
         """Normalised by the mean of both entropies; 0 where there is only one concept or one name."""
@@ -103,3 +146,26 @@ def _colours(phi: Any, colours: Any, prefix_tokens: int) -> Contingency:
         raise ValueError(f"colours: expected {images} images of {patches} patches as phi has; found {truth.shape}")
     image = np.repeat(np.arange(images), patches)
     return Contingency(images, image, concepts.argmax(2).ravel(), truth.ravel())
+
+
+def _parts(phi: Any, parts: Any, prefix_tokens: int) -> Contingency:
+    leading, image, place, part = _visible(phi, parts, prefix_tokens)
+    return Contingency(len(leading), image, leading[image, place], part)
+
+
+def _visible(phi: Any, parts: Any, prefix_tokens: int) -> tuple[Array, Array, Array, Array]:
+    """The leading concept of every patch (M, patches), and image, patch and name of every visible part."""
+    concepts, places = patches_of(phi, prefix_tokens), as_array(parts)
+    images, patches, _ = concepts.shape
+    if places.ndim != 2 or len(places) != images or places.dtype.kind not in "iu":
+        raise ValueError(f"parts: expected patch numbers ({images}, parts); found {places.dtype} {places.shape}")
+    if not (places >= 0).any() or places.min() < -1 or places.max() >= patches:
+        raise ValueError(f"parts: expected visible patches 0 to {patches - 1}, −1 for none; found {np.unique(places)}")
+    image, part = np.nonzero(places >= 0)
+    return concepts.argmax(2), image, places[image, part], part
+
+
+def _pairs(counts: Array) -> Array:
+    """How many pairs have both in the same cell, summed over cells."""
+    found: Array = (counts * (counts - 1) / 2).reshape(len(counts), -1).sum(1)
+    return found

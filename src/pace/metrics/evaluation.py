@@ -54,9 +54,14 @@ def evaluate(
     bootstrap, seed
         Number of resamples for the intervals (0 for none), and the seed for these, the folds and the network.
     """
-    given = None
-    if train.n_classes and test.n_classes and model.label_head_.shape[1]:
-        given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
+    given = random = None
+    if train.n_classes and test.n_classes:
+        from pace.metrics.by_lot import random_mixtures
+
+        used = max(1, len(model.means_) - len(model.empty_concepts_))
+        random = random_mixtures(train, test, used, seed=seed, device=model.device)
+        if model.label_head_.shape[1]:
+            given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
     attention = test.attention[:]
     return score_explanations(
         model.explain(train, patches=False),
@@ -66,6 +71,7 @@ def evaluate(
         yhat_test=_whole(test, "predictions"),
         yhat_perturbed=_whole(perturbed, "predictions"),
         given_prediction=given,
+        random=random,
         embeddings=test.embeddings,
         attention=attention,
         attention_perturbed=_whole(perturbed, "attention"),
@@ -88,6 +94,7 @@ def score_explanations(
     yhat_test: Any = None,
     yhat_perturbed: Any = None,
     given_prediction: Sequence[Any] | None = None,
+    random: Sequence[Any] | None = None,
     embeddings: Any = None,
     attention: Any = None,
     attention_perturbed: Any = None,
@@ -109,6 +116,8 @@ def score_explanations(
         The transformer's predictions, as labels or distributions.
     given_prediction
         θ of train and test when the method was given ŷ.
+    random
+        θ of train and test for concepts drawn by lot, as many as the method uses (`pace.metrics.by_lot`).
     embeddings : (M, J, d)
         Of the test images' tokens: anything with `shape` and slicing.
     attention, attention_perturbed : (M, J)
@@ -127,6 +136,7 @@ def score_explanations(
         notes.append("The transformer predicts one class for all training images: there is nothing to be faithful to.")
         yhat_train = None
     theta_train_given, theta_test_given = given_prediction or (None, None)
+    theta_train_random, theta_test_random = random or (None, None)
     inputs = {
         "theta_train": train.theta,
         "yhat_train": yhat_train,
@@ -134,6 +144,8 @@ def score_explanations(
         "yhat_test": yhat_test,
         "theta_train_given": theta_train_given,
         "theta_test_given": theta_test_given,
+        "theta_train_random": theta_train_random,
+        "theta_test_random": theta_test_random,
         "theta": test.theta,
         "yhat": yhat_test,
         "theta_perturbed": getattr(perturbed, "theta", None),

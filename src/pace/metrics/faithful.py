@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 
 from pace.metrics.agreement import Contingency
 from pace.metrics.declare import Array, Measure, metric
-from pace.metrics.inputs import labels_of, theta_of
+from pace.metrics.inputs import as_array, labels_of, theta_of
 
 Fit = Callable[..., Callable[[Any], Array]]
 
+_LEAST = 1e-6  # probability that a logit is taken of
 _SHUFFLES = 10  # of ŷ, for the agreement expected by chance
 
 
@@ -69,6 +71,46 @@ def majority_class(yhat_train: Any, yhat_test: Any) -> Measure:
     return Measure.mean(test == classes[counts.argmax()])
 
 
+@metric(title="Faithfulness over all classes", better="higher", range=(-math.inf, 1))
+def logit_fidelity(theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: Any, *, seed: int = 0) -> Measure:
+    """Share of the variation in the logits of all classes that a linear regression recovers from the explanation.
+
+    R² on test images of a ridge regression from θ to the logits, log ŷ less its mean over classes, over all classes together:
+    1 − Σ squared errors / Σ squared distances to the mean of the training images. Below 0 is worse than that mean.
+    Probabilities below 1e-6 count as 1e-6. The penalty is chosen by three-fold cross-validation on the training images (`seed`
+    draws the folds); the bootstrap resamples test images. NaN where ŷ are labels, which have no logits.
+    """
+    from pace.classifiers import ridge_regression
+
+    train, test = _thetas(theta_train, theta_test)
+    logits, answers = _logits(yhat_train, len(train), "yhat_train"), _logits(yhat_test, len(test), "yhat_test")
+    if logits is None or answers is None:
+        return Measure.mean(np.full(len(test), np.nan))
+    if logits.shape[1] != answers.shape[1]:
+        raise ValueError(f"yhat_test: expected {logits.shape[1]} classes as yhat_train; found {answers.shape[1]}")
+    predict = ridge_regression(theta_train, logits, seed=seed)
+    missed = np.square(answers - predict(test)).sum(1)
+    varied = np.square(answers - logits.mean(0)).sum(1)
+
+    def values(weights: Array) -> Array:
+        total = weights @ varied
+        share: Array = np.divide(weights @ missed, total, out=np.full(len(weights), np.nan), where=total > 0)
+        return 1 - share
+
+    return Measure(len(test), values)
+
+
+@metric(title="Faithfulness over all classes, random concepts", better=None, range=(-math.inf, 1))
+def random_fidelity(
+    theta_train_random: Any, yhat_train: Any, theta_test_random: Any, yhat_test: Any, *, seed: int = 0
+) -> Measure:
+    """The same for concepts drawn by lot: an explanation that is no better says nothing of its own about the prediction.
+
+    `logit_fidelity` of θ of random concepts (`pace.metrics.by_lot`).
+    """
+    return logit_fidelity.measure(theta_train_random, yhat_train, theta_test_random, yhat_test, seed=seed)
+
+
 @metric(title="Class echo", better=None, range=(0, 1))
 def class_echo(theta: Any, yhat: Any, *, seed: int = 0) -> Measure:
     """Agreement of an image's leading concept with its predicted class; 0 is chance, at 1 concepts are classes under
@@ -89,11 +131,27 @@ def class_echo(theta: Any, yhat: Any, *, seed: int = 0) -> Measure:
 
 
 def _accuracy(fit: Fit, theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test: Any, seed: int) -> Measure:
-    train, test = theta_of(theta_train, "theta_train"), theta_of(theta_test, "theta_test")
-    if train.shape[1] != test.shape[1]:
-        raise ValueError(f"theta_test: expected {train.shape[1]} concepts as theta_train has; found {test.shape[1]}")
+    train, test = _thetas(theta_train, theta_test)
     labels, answers = labels_of(yhat_train, len(train), "yhat_train"), labels_of(yhat_test, len(test), "yhat_test")
     if (labels == labels[0]).all():
         raise ValueError(f"yhat_train: expected at least two predicted classes; found class {labels[0]} alone")
     classify = fit(theta_train, labels, seed=seed)
     return Measure.mean(classify(test) == answers)
+
+
+def _thetas(theta_train: Any, theta_test: Any) -> tuple[Array, Array]:
+    train, test = theta_of(theta_train, "theta_train"), theta_of(theta_test, "theta_test")
+    if train.shape[1] != test.shape[1]:
+        raise ValueError(f"theta_test: expected {train.shape[1]} concepts as theta_train has; found {test.shape[1]}")
+    return train, test
+
+
+def _logits(yhat: Any, images: int, name: str) -> Array | None:
+    """log ŷ (M, N) less its mean over classes; None for labels."""
+    labels_of(yhat, images, name)  # the checks
+    shares = as_array(yhat)
+    if shares.ndim == 1:
+        return None
+    logits = np.log(shares.astype(np.float64).clip(_LEAST))
+    centred: Array = logits - logits.mean(1, keepdims=True)
+    return centred
