@@ -17,15 +17,12 @@ from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
 from pace.explanation import Explanation
 from pace.metrics import (
-    Score,
+    Hiding,
     Scores,
-    bootstrap,
-    deletion,
     effective_concepts,
     faithfulness,
+    hide,
     hoyer_sparsity,
-    insertion,
-    patch_relevance,
     score_explanations,
     sparsity,
     stability,
@@ -33,8 +30,6 @@ from pace.metrics import (
 )
 from pace.metrics.declare import Array
 from pace.progress import progress
-
-_FORWARD = 256  # images with hidden patches that go through the model at once
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class Scoring:
     regression_runs : runs of a random method that faithfulness is averaged over; other scores are averaged over all runs
     repeat_seconds : no further run starts after this long; None for no limit
     patch_images : test images for patch-level scores; None for all
-    hidden_images : test images for deletion and insertion; 0 leaves these out
+    hidden_images : test images whose concepts are removed and added; 0 leaves these scores out
     """
 
     bootstrap: int = 200
@@ -84,9 +79,9 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             concepts=explainer.concepts_,
             bootstrap=scoring.bootstrap,
             seed=seed,
+            **_hidden(explainer, of_test, inputs, scoring, some),
             **{name: known[some] for name, known in inputs.truth.items()},
         )
-        scores = Scores([*scores.values(), *_hidden_patches(of_test, inputs, scoring, seed)], scores.warnings)
     values = {name: [score.value] for name, score in scores.items()}
     runs, note = _repeat(explainer, inputs, scoring, seed, seconds, values), None
     if runs < explainer.repeats:
@@ -166,14 +161,16 @@ def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> 
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
-def _hidden_patches(found: Explanation, inputs: Inputs, scoring: Scoring, seed: int) -> list[Score]:
-    """Deletion and insertion."""
+def _hidden(
+    explainer: Explainer, found: Explanation, inputs: Inputs, scoring: Scoring, some: Array
+) -> dict[str, Hiding | Array]:
+    """A few of the images with a patch level, whose concepts are removed and added, and how much each concept matters."""
     if found.phi is None or not scoring.hidden_images:
-        return []
-    rows = inputs.sample(scoring.hidden_images)
-    predict, options = inputs.hide(rows), {"resamples": scoring.bootstrap, "seed": seed, "batch_size": _FORWARD}
-    relevance = patch_relevance(found.phi[rows], found.theta[rows], found.prefix_tokens)
-    return [bootstrap(metric, predict, relevance, **options) for metric in (deletion, insertion)]
+        return {}
+    places = np.flatnonzero(np.isin(some, inputs.sample(scoring.hidden_images)))
+    rows = some[places]
+    hiding = replace(hide(inputs.backbone, inputs.dataset.test, rows), rows=places)
+    return {"hiding": hiding, "importance": explainer.importance(inputs.test[0][rows], found[rows])}
 
 
 @contextmanager

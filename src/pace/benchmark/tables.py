@@ -27,8 +27,8 @@ _IMAGE_LEVEL = (
     "faithfulness_given_prediction", "nonlinear_faithfulness", "class_echo", "hoyer_sparsity", "effective_concepts",
 )  # fmt: skip
 _PATCH_LEVEL = (
-    "concepts_per_image", "patch_variety", "cls_weight", "deletion", "insertion",
-    "colour_recovery", "colour_accuracy", "part_consistency",
+    "concepts_per_image", "patch_variety", "cls_weight", "concept_effect", "effect_by_attention", "effect_by_lot",
+    "effect_at_best", "deletion", "insertion", "colour_recovery", "colour_accuracy", "part_consistency",
 )  # fmt: skip
 
 

@@ -15,7 +15,20 @@ from pace.metrics.faithful import (
     majority_class,
     nonlinear_faithfulness,
 )
-from pace.metrics.hiding import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
+from pace.metrics.hiding import (
+    Hiding,
+    concept_effect,
+    deletion,
+    effect_at_best,
+    effect_by_attention,
+    effect_by_lot,
+    gain_over_attention,
+    gain_over_lot,
+    hide,
+    hide_patches,
+    hide_tokens,
+    insertion,
+)
 from pace.metrics.scores import Score, Scores
 from pace.metrics.sparse import (
     cls_weight,
@@ -37,10 +50,11 @@ from pace.metrics.stable import (
 )
 
 __all__ = [
-    "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
-    "colour_accuracy", "colour_purity", "colour_recovery", "concepts_per_image", "deletion", "effective_concepts",
-    "evaluate", "evidence_gap", "faithfulness", "faithfulness_given_prediction", "hide_patches", "hide_tokens",
+    "Hiding", "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
+    "colour_accuracy", "colour_purity", "colour_recovery", "concept_effect", "concepts_per_image", "deletion",
+    "effect_at_best", "effect_by_attention", "effect_by_lot", "effective_concepts", "evaluate", "faithfulness",
+    "faithfulness_given_prediction", "gain_over_attention", "gain_over_lot", "hide", "hide_patches", "hide_tokens",
     "hoyer_sparsity", "insertion", "levels", "majority_class", "metric", "n_concepts", "nonlinear_faithfulness",
-    "part_consistency", "patch_relevance", "patch_variety", "prediction_survival", "reidentification",
-    "score_explanations", "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds",
+    "part_consistency", "patch_variety", "prediction_survival", "reidentification", "score_explanations",
+    "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ def collapses(scores: Mapping[str, Score]) -> list[str]:
     apart, ratio, echo = (value[name] for name in ("between_images", "stability_ratio", "class_echo"))
     used, total, majority = (value[name] for name in ("effective_concepts", "n_concepts", "majority_class"))
     distinct, variety, cls = (value[name] for name in ("concepts_per_image", "patch_variety", "cls_weight"))
+    effect, attention, lot = (value[name] for name in ("concept_effect", "effect_by_attention", "effect_by_lot"))
     colours, parts = value["colour_recovery"], value["part_consistency"]
     # A collapse of many concepts to two shows 2 to 3 effective ones, since every concept keeps its prior share.
     few = max(min(3.5, 0.6 * total), 0.03 * total)
@@ -42,8 +43,20 @@ def collapses(scores: Mapping[str, Score]) -> list[str]:
         f"The patches of an image hardly differ in their concepts (patch variety {variety:.2f}): there is no patch "
         "level to speak of.": variety < 1.05 and distinct >= 1.5,
         f"CLS carries {cls:.0%} of an image's weight: the patches hardly count.": cls > 0.5,  # 0.12 is usual
+        f"The prediction depends no more on an image's most important concepts (effect {effect:.2f}) than on random "
+        f"patches ({lot:.2f}).": _lowest(scores, "gain_over_lot") <= 0,
+        f"The prediction depends no more on an image's most important concepts (effect {effect:.2f}) than on the patches "
+        f"with most attention ({attention:.2f}).": _lowest(scores, "gain_over_attention") <= 0,
         # One concept per class gets 0.45.
         f"The concepts are not the true colours (agreement {colours:.2f}).": colours < 0.5,
         f"The concepts do not follow the parts (agreement {parts:.2f}).": parts < 0.05,
     }
     return [sentence for sentence, shown in signs.items() if shown]
+
+
+def _lowest(scores: Mapping[str, Score], name: str) -> float:
+    """The lower end of a score's interval, its value without one, NaN without the score."""
+    if name not in scores:
+        return math.nan
+    score = scores[name]
+    return score.value if score.low is None else score.low

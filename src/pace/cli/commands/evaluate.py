@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import typer
 
 from pace.cli import options
@@ -18,6 +19,7 @@ def evaluate(
     fit: options.FitOptions,
     images: options.ImageOptions,
     bootstrap: options.Bootstrap = 200,
+    hidden_images: options.HiddenImages = 32,
 ) -> dict[str, Any]:
     """Score a fit, and warn where scores mislead.
 
@@ -30,6 +32,7 @@ def evaluate(
     """
     found = open_fit(ctx, fit)
     from pace.metrics import evaluate as score
+    from pace.metrics import hide
     from pace.metrics.ground_truth import known_truth
 
     backbone, how = found.model.backbone, (images.seed, fit.batch_size)
@@ -43,7 +46,12 @@ def evaluate(
         seen, perturbed = observe_images(backbone, test, True, *how)
         truth = known_truth(test, backbone.preprocessing, seen.grid) if seen.grid else {}
         train = train if rest is None else train[rest]
-        scores = score(found.concepts, train, seen, perturbed, bootstrap=bootstrap, seed=images.seed, **truth)
+        hiding = None
+        if hidden_images and seen.n_classes:
+            order = np.random.default_rng(images.seed).permutation(len(test))
+            hiding = hide(backbone, test, np.sort(order[:hidden_images]))
+        drawn = {"bootstrap": bootstrap, "seed": images.seed}
+        scores = score(found.concepts, train, seen, perturbed, hiding=hiding, **drawn, **truth)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
     show_scores(scores)
     say(f"{len(test)} images, {found.in_use}")

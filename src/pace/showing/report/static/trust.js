@@ -3,7 +3,8 @@
 const DESIDERATA = [
   { name: "faithfulness", question: "Can the prediction be recovered from the concepts?",
     check: "Concepts that see the prediction could just repeat it. So it is withheld, and the score is compared with always guessing the most frequent class.",
-    beside: ["majority_class", "nonlinear_faithfulness", "class_echo", "evidence_gap", "deletion", "insertion"] },
+    beside: ["majority_class", "nonlinear_faithfulness", "class_echo", "concept_effect", "effect_by_lot", "effect_by_attention", "effect_at_best", "deletion", "insertion",
+      "gain_over_lot", "gain_over_attention"] },
   { name: "stability", question: "Does the explanation survive a small change to the image?",
     check: "An explanation that is the same for every image is perfectly stable. So the change is compared with the distance between different images.",
     beside: ["between_images", "reidentification", "prediction_survival"] },
