@@ -17,7 +17,6 @@ from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
 from pace.explanation import Explanation
 from pace.metrics import (
-    Hiding,
     Scores,
     effective_concepts,
     faithfulness,
@@ -67,6 +66,8 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
         some = inputs.sample(scoring.patch_images)
         weights = _token_weights(explainer, of_test, test.attention)
         theta: Any = torch.as_tensor(of_train.theta, device=device)  # where the regressions run
+        more = _hidden(explainer, of_test, inputs, scoring, some)
+        more |= {name: known[some] for name, known in inputs.truth.items()}
         scores = score_explanations(
             replace(of_train, theta=theta),
             replace(of_test, phi=None if of_test.phi is None else of_test.phi[some]),
@@ -79,8 +80,7 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             concepts=explainer.concepts_,
             bootstrap=scoring.bootstrap,
             seed=seed,
-            **_hidden(explainer, of_test, inputs, scoring, some),
-            **{name: known[some] for name, known in inputs.truth.items()},
+            **more,
         )
     values = {name: [score.value] for name, score in scores.items()}
     runs, note = _repeat(explainer, inputs, scoring, seed, seconds, values), None
@@ -161,9 +161,7 @@ def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> 
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
-def _hidden(
-    explainer: Explainer, found: Explanation, inputs: Inputs, scoring: Scoring, some: Array
-) -> dict[str, Hiding | Array]:
+def _hidden(explainer: Explainer, found: Explanation, inputs: Inputs, scoring: Scoring, some: Array) -> dict[str, Any]:
     """A few of the images with a patch level, whose concepts are removed and added, and how much each concept matters."""
     if found.phi is None or not scoring.hidden_images:
         return {}

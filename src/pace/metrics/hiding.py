@@ -77,9 +77,9 @@ def deletion(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, 
     """Mean probability of the predicted class while an image's concepts are removed, the most important first.
 
     Area under p(ŷ_m) against the share of patches removed, by trapezoids. `importance` (n, K) of the concepts for ŷ in the
-    images of `hiding`; only its order counts, with ties broken by lot. All others together have the mean of theirs over
-    their patches: a crowd of small concepts does not go before the one that matters most. Read it beside `insertion`: it is
-    low for any fragile model.
+    images of `hiding`; that of all others together is the sum of theirs. Patches are what is counted, so the group goes first
+    that matters most for each of its patches: otherwise the order would be one of size, and even random patches would have an
+    effect. Ties are broken by lot. Read it beside `insertion`: it is low for any fragile model.
     """
     return Measure.mean(_areas(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))[0])
 
@@ -156,20 +156,18 @@ def hide(backbone: Backbone, images: ImageSet, rows: Array, how: How = "grey") -
         raise ValueError(f"how: expected one of {', '.join(WAYS)}; found {how!r}")
     shown = normalize(sample_images(images, rows, backbone.preprocessing).to(backbone.device), backbone.preprocessing)
     height, width = shown.shape[2:]
-    grid, parts = backbone.grid(height, width), shown.split(_AT_ONCE)
+    grid, parts = backbone.grid(height, width), torch.split(shown, _AT_ONCE)
     attention = np.concatenate([as_array(backbone(part).attention[:, backbone.prefix_tokens :]) for part in parts])
-    if how in ("grey", "blur"):
+    if how == "grey" or how == "blur":
         predict = hide_patches(lambda some: backbone(some).predictions, shown, grid, how)
     else:
         with torch.no_grad():
             tokens = torch.cat([backbone.embed(part) for part in parts])
-        size = height, width
-        predict = hide_tokens(
-            lambda some: backbone.forward_embedded(some, size).softmax(-1, dtype=torch.float32),
-            tokens,
-            math.prod(grid),
-            how,
-        )
+
+        def forward(some: Any) -> Any:
+            return backbone.forward_embedded(some, (height, width)).softmax(-1, dtype=torch.float32)
+
+        predict = hide_tokens(forward, tokens, math.prod(grid), how)
     return Hiding(np.asarray(rows), predict, attention)
 
 
@@ -266,7 +264,8 @@ def _steps(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int, seed: 
     for image, owners in enumerate(patches.argmax(2)):
         concepts, own, counts = np.unique(owners, return_inverse=True, return_counts=True)
         group = np.minimum(np.argsort(-counts, kind="stable").argsort(), _OWN)  # of every concept
-        worth = np.bincount(group, counts * weights[image, concepts]) / np.bincount(group, counts)
+        worth = np.bincount(group, weights[image, concepts]) / np.bincount(group, counts)  # of a patch
+        worth = np.round(worth / max(np.abs(worth).max(), np.finfo(np.float64).tiny), 6)  # shares by count are equal
         steps[image] = np.lexsort((ties[image, : len(worth)], -worth)).argsort()[group[own]]
     return steps
 

@@ -50,8 +50,8 @@ def evaluate(
         if hidden_images and seen.n_classes:
             order = np.random.default_rng(images.seed).permutation(len(test))
             hiding = hide(backbone, test, np.sort(order[:hidden_images]))
-        drawn = {"bootstrap": bootstrap, "seed": images.seed}
-        scores = score(found.concepts, train, seen, perturbed, hiding=hiding, **drawn, **truth)
+        more: dict[str, Any] = {"hiding": hiding, "bootstrap": bootstrap, "seed": images.seed, **truth}
+        scores = score(found.concepts, train, seen, perturbed, **more)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
     show_scores(scores)
     say(f"{len(test)} images, {found.in_use}")
