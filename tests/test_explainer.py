@@ -55,6 +55,21 @@ def test_credible_intervals_cover_the_true_mixtures():
     assert 0.88 < ((theta >= low) & (theta <= high)).mean() < 0.92
 
 
+def test_a_concept_matters_by_its_share_and_by_how_much_more_it_speaks_for_the_class_than_for_others(data, model):
+    np.testing.assert_allclose(model.evidence_.sum(1), 0, atol=1e-12)  # what all classes share is no evidence for one
+    theta = model.transform(data.observations)[:2]
+    found, head = model.importance(theta, np.array([2, 0])), model.label_head_
+    np.testing.assert_allclose(found[0], theta[0] * (head[:, 2] - head.mean(1)), rtol=1e-5)
+    np.testing.assert_allclose(found[1], theta[1] * (head[:, 0] - head.mean(1)), rtol=1e-5)
+    blind = Observations(data.observations.embeddings, data.observations.attention, prefix_tokens=1)
+    plain = PACE(2, max_iter=1, n_init=1, covariance="diag", device="cpu", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        plain.fit(blind)
+    assert plain.evidence_.shape == (2, 0)
+    np.testing.assert_array_equal(plain.importance(theta[:, :2], np.array([2, 0])), theta[:, :2])
+
+
 def test_the_prediction_is_withheld_unless_asked_for(data, model):
     blind = Observations(data.observations.embeddings, data.observations.attention, prefix_tokens=1)
     np.testing.assert_array_equal(model.explain(blind).theta, model.explain(data.observations).theta)

@@ -282,6 +282,15 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """θ (M, K), ŷ withheld."""
         return self.explain(observations, patches=False).theta
 
+    def importance(self, theta: Array, classes: Array) -> Array:
+        """How much each concept speaks for an image's class (M, K): its share θ times its evidence for the class.
+
+        Without classes in the fit, the share alone.
+        """
+        evidence = self.evidence_
+        found: Array = theta * evidence[:, classes].T if evidence.shape[1] else theta
+        return found
+
     @undisturbed
     def score(self, observations: Observations, y: object = None, *, perturbed: Observations | None = None) -> float:
         """The bound L = L_e + L_f + L_s per image (L_s with perturbed views only), without the prior on the concepts."""
@@ -324,6 +333,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def label_head_(self) -> Array:
         """H (K, N), columns η_n in [-1, 1]."""
         return _numpy(self._fitted().label_head)
+
+    @property
+    def evidence_(self) -> Array:
+        """η_kn minus the concept's mean over classes (K, N): what favours all classes alike speaks for none of them."""
+        head = self.label_head_.astype(np.float64)
+        return head - head.mean(1, keepdims=True) if head.shape[1] else head
 
     @property
     def pair_weights_(self) -> Array:

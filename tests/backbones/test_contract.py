@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -86,6 +87,23 @@ def test_the_two_halves_of_a_split_make_the_whole_and_are_differentiable(family:
         (to_images,) = torch.autograd.grad((tokens * to_tokens).sum(), images)
     assert to_tokens.abs().sum() > 0
     assert to_images.abs().sum() > 0
+
+
+def test_what_the_first_block_takes_makes_the_whole_too(family: Family, model: nn.Module) -> None:
+    pooled = Backbone(model).pooled(family.images()).shape[1]
+    backbone = Backbone(model, head=None if family.logits else nn.Linear(pooled, 3))
+    for size in (family.size, *family.more):
+        images = family.images(size)
+        if family.size == (64, 64):  # Swin
+            with pytest.raises(ValueError, match="merges its tokens on the way; hide patches in the images"):
+                backbone.embed(images)
+            continue
+        with torch.no_grad():
+            tokens = backbone.embed(images)
+            found = backbone.forward_embedded(tokens, size)
+            assert tokens.shape[1] - family.prefix == math.prod(backbone.grid(*size))
+            _close(found.softmax(1), backbone(images).predictions)
+            assert not torch.allclose(backbone.forward_embedded(tokens.flip(-1), size), found), "tokens must matter"
 
 
 def test_the_attention_can_be_another_blocks(family: Family, model: nn.Module) -> None:
@@ -175,6 +193,8 @@ def _calls(family: Family, backbone: Backbone) -> Iterator[Any]:
     yield lambda: backbone(images)
     yield lambda: backbone.pooled(images)
     yield lambda: backbone.forward_from(backbone.split(images), family.size)
+    if family.size != (64, 64):  # Swin
+        yield lambda: backbone.forward_embedded(backbone.embed(images), family.size)
     yield backbone.fingerprint
 
 

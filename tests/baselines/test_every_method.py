@@ -113,6 +113,23 @@ def test_it_explains_every_image_in_the_shape_all_share(name, scene, fitted):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_it_says_how_much_each_concept_matters_in_some_of_the_images(name, scene, fitted):
+    rows, method = [1, 4, 7], fitted(name)
+    found = method.explain(scene[2], seed=1)[rows]
+    importance = method.importance(scene[2][rows], found)
+    if name.startswith("pace"):
+        classes = scene[2].predictions[rows].argmax(1).numpy()
+        np.testing.assert_allclose(importance, found.theta * method.model_.evidence_[:, classes].T)
+    elif name in ("craft", "craft-per-class"):  # Sobol indices, as one image alone has them
+        assert importance.shape == found.theta.shape
+        np.testing.assert_allclose(method.importance(scene[2][[4]], found[1])[0], importance[1], rtol=1e-3, atol=1e-5)
+        assert (importance >= 0).all()
+        assert not np.allclose(importance, found.theta)
+    else:
+        np.testing.assert_array_equal(importance, found.theta)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_the_seed_decides_and_chance_is_chance(name, scene, fitted):
     """From arrays as well as tensors."""
     backbone, train, test, _ = scene

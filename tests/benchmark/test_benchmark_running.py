@@ -44,7 +44,8 @@ def test_every_method_gets_every_score_it_can_have(whole):
         } <= row.scores.keys()
         assert row.images_per_second > 0
         assert row.seconds.keys() == {"fit", "explain", "score"}
-    assert {"faithfulness_given_prediction", "colour_recovery", "deletion", "insertion"} <= pace.scores.keys()
+    by_concept = {"deletion", "insertion", "concept_effect", "effect_by_attention", "effect_by_lot", "effect_at_best"}
+    assert {"faithfulness_given_prediction", "colour_recovery", *by_concept} <= pace.scores.keys()
     assert "faithfulness_given_prediction" not in saliency.scores
     # CLS is all that saliency reads of the last layer, though it is no patch; k-means has no part of it.
     assert saliency.value("cls_weight") == 1
@@ -188,13 +189,15 @@ def test_no_run_is_begun_after_the_time_for_them(whole, recipe):
 
 def test_the_patch_level_can_be_scored_on_fewer_images(whole, recipe):
     folder, results = whole
-    fewer = Scoring(bootstrap=2, regression_runs=1, hidden_images=0, patch_images=5)
+    fewer = Scoring(bootstrap=2, regression_runs=1, hidden_images=4, patch_images=5)
     found = small(folder, recipe, ["kmeans"], options={}, scoring=fewer).rows[0]
     whole_row = results.row("color", "kmeans")
     assert found.value("faithfulness") == whole_row.value("faithfulness")
     assert found.value("concepts_per_image") != whole_row.value("concepts_per_image")
     assert found.value("colour_recovery") != whole_row.value("colour_recovery")
-    assert "deletion" not in found.scores
+    assert found.value("deletion") == pytest.approx(whole_row.value("deletion"))  # the same four images
+    none = Scoring(bootstrap=2, regression_runs=1, hidden_images=0)
+    assert "deletion" not in small(folder, recipe, ["kmeans"], options={}, scoring=none).rows[0].scores
 
 
 def test_the_true_colours_recover_the_colours(whole, recipe):

@@ -260,7 +260,14 @@ def test_evaluate_then_report(elsewhere: Path):
     assert document["images"]["split"] == "test"
     assert document["results"]["images"] == 12
     scores = document["results"]["scores"]
-    assert {"faithfulness", "stability", "sparsity", "stability_ratio", "effective_concepts"} <= scores.keys()
+    assert {
+        "faithfulness",
+        "stability",
+        "sparsity",
+        "stability_ratio",
+        "concept_effect",
+        "gain_over_lot",
+    } <= scores.keys()
     assert scores["faithfulness"]["low"] <= scores["faithfulness"]["value"] <= scores["faithfulness"]["high"]
     assert "Stability ratio" in outcome.err  # the table
     assert document["results"]["verdict"] in outcome.err
@@ -298,8 +305,10 @@ def test_a_report_without_scores_says_how_to_get_them(elsewhere: Path):
 def test_a_folder_without_splits_is_scored_on_a_part_and_reported_in_full(elsewhere: Path, workshop: Path):
     shutil.copytree(workshop / "photos" / "train", elsewhere / "own")
     assert invoke("fit", "--images", "own", *SHOP_MODEL, *QUICK, "--out", "fit").code == 0
-    document = invoke("evaluate", "--run", "fit", "--bootstrap", "10", "--out", "scores", "--json").document
+    quick = ("--bootstrap", "10", "--hidden-images", "0")
+    document = invoke("evaluate", "--run", "fit", *quick, "--out", "scores", "--json").document
     assert document["results"]["images"] == 2
+    assert "concept_effect" not in document["results"]["scores"]
     assert any("the concepts have seen them" in warning for warning in document["warnings"])
     document = invoke("report", "--run", "fit", "--no-pairs", "--out", "page", "--json").document
     assert document["results"]["images"] == 12

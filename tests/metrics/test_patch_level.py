@@ -48,7 +48,7 @@ def test_an_explainer_that_knows_nothing_of_a_patch_is_told_so(world, both_views
 def test_honest_k_means_is_believed(world, both_views):
     scores = judged(world, *(explanation(view.honest, CONCEPTS) for view in both_views))
     assert scores.warnings == []
-    assert scores.verdict == "Believe images and patches: all tests are passed."
+    assert scores.verdict == "Believe images and patches: no test speaks against it."
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -56,6 +56,6 @@ def test_pace_is_believed(world, name):
     model = PACE(CONCEPTS, progress=False, **HONEST[name]).fit(world.seen[TRAIN], perturbed=world.perturbed[TRAIN])
     scores = evaluate(model, world.seen[TRAIN], world.seen[TEST], world.perturbed[TEST])
     assert scores.warnings == []
-    assert scores.verdict == "Believe images and patches: all tests are passed."
+    assert scores.verdict == "Believe images and patches: no test speaks against it."
     assert scores["information_over_attention"].low > 0.3
     assert scores["warp_gain_over_attention"].low > 0.1

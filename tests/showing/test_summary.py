@@ -38,11 +38,6 @@ def test_with_few_images_typical_patches_share_them():
     assert len(set(map(tuple, pairs))) == 48  # all there are
 
 
-def test_what_all_classes_share_is_no_evidence_for_one():
-    np.testing.assert_allclose(summary.evidence(np.array([[0.9, 0.9], [0.5, -0.5]])), [[0, 0], [0.5, -0.5]])
-    assert summary.evidence(np.zeros((3, 0))).shape == (3, 0)
-
-
 def test_the_concepts_of_a_class_are_in_its_images_in_use_and_speak_for_it():
     theta = np.array([[0.7, 0.3, 0.0, 0.0], [0.6, 0.3, 0.0, 0.1]])
     found = summary.class_concepts(theta, np.array([0.5, 0.6, 1.0, -1.0]), np.array([True, True, False, True]), n=3)

@@ -84,10 +84,15 @@ class Backbone:
 
     def forward_from(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """h of f = h ∘ g: logits (B, N) from such tokens. `size` of the images, if it is not the default."""
-        logits = self._logits(*self._tower.resume(tokens, self.layer, size))
-        if logits is None:
-            raise ValueError("this model has no classifier; give Backbone a head")
-        return logits
+        return self._classified(*self._tower.resume(tokens, self.layer, size))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """All T tokens (B, T, d) as the first block takes them: patches that know their places, and those before them."""
+        return self._tower.embed(images)
+
+    def forward_embedded(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """Logits (B, N) from such tokens. Some may be left out, unless the model's attention counts places."""
+        return self._classified(*self._tower.run_blocks(tokens, size))
 
     def observe(self, images: Any, **options: Any) -> Observations:
         """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
@@ -123,6 +128,12 @@ class Backbone:
         if not isinstance(self._described, Tower):
             raise ValueError(f"{type(self._described).__name__} cannot be split; only models with known blocks can")
         return self._described
+
+    def _classified(self, pooled: Tensor, logits: Tensor | None) -> Tensor:
+        found = self._logits(pooled, logits)
+        if found is None:
+            raise ValueError("this model has no classifier; give Backbone a head")
+        return found
 
     def _logits(self, pooled: Tensor, logits: Tensor | None) -> Tensor | None:
         if isinstance(self.head, nn.Module):

@@ -219,6 +219,27 @@ class Tower:
                 stack.enter_context(replaced_forward(cut, in_place_of))
             return self._outputs(blank)
 
+    def embed(self, images: Tensor) -> Tensor:
+        """All tokens (B, T, d) as the first block takes them: patches that know their places, and those before them."""
+        if self.windows is not None:
+            raise ValueError(f"{type(self.model).__name__} merges its tokens on the way; hide patches in the images")
+        images, _ = self._checked(images, 0)
+        seen: list[Tensor] = []
+        with eval_mode(self.model), self.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0])):
+            self._outputs(images)
+        return seen[0]
+
+    def run_blocks(self, tokens: Tensor, size: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
+        """Pooled features and logits from such tokens, of which any may be left out, for images of `size`."""
+        first = self.blocks[0].forward
+        blank = next(self.model.parameters()).new_zeros(1, 3, *(size or self.sizes.default))
+
+        def begin(_: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return first(tokens, *args, **kwargs)
+
+        with eval_mode(self.model), replaced_forward(self.blocks[0], begin):
+            return self._outputs(blank)
+
     def _checked(self, images: Any, layer: int) -> tuple[Tensor, tuple[int, int]]:
         """The images as the model takes them, and their grid of patches."""
         is_tensor = isinstance(images, Tensor)

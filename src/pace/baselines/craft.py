@@ -93,6 +93,13 @@ class CRAFT(Explainer):
         theta = self._importance(observations, self.dictionaries_, seed)
         return replace(found, theta=theta, gamma=theta)
 
+    def importance(self, observations: Observations, explanation: Explanation) -> Array:
+        """Total Sobol indices, for designs · (K + 2) forwards of h per image."""
+        if self.explains == "importance":
+            return explanation.theta
+        with torch.inference_mode(False), torch.no_grad():
+            return self._importance(observations, self.dictionaries_, seed=0)
+
     def _dictionary(self, patches: Tensor, examples: Observations, seed: int) -> Tensor:
         """W (K, d) of patches (n, d): a factorisation, and its most important concepts split in two."""
         extra = round(self.split * self.n_concepts)

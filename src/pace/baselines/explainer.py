@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pace.backbones import Backbone
+from pace.baselines.head import predicted
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.observations import Observations
@@ -47,6 +48,10 @@ class Explainer(ABC):
         with torch.inference_mode(False), torch.no_grad():
             return self._explain(observations, seed, patches)
 
+    def importance(self, observations: Observations, explanation: Explanation) -> Array:
+        """How much each concept matters for the prediction of each image (M, K), by the method's own lights; by default θ."""
+        return explanation.theta
+
     def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:  # noqa: B027
         """Nothing, unless a method learns."""
 
@@ -68,6 +73,11 @@ class PaceExplainer(Explainer):
 
     def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
         return self.model_.explain(observations, patches=patches)
+
+    def importance(self, observations: Observations, explanation: Explanation) -> Array:
+        if observations.predictions is None:
+            return explanation.theta
+        return self.model_.importance(explanation.theta, predicted(observations.predictions[:]).cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,10 +14,9 @@ import torch
 from pace.backbones import Backbone
 from pace.baselines import EveryToken, reads_uncounted
 from pace.benchmark.cache import code_digest, key_of
-from pace.images import Color, ImageSet, Perturbation, normalize, open_images
-from pace.metrics import hide_patches
+from pace.images import Color, ImageSet, Perturbation, open_images
 from pace.metrics.declare import Array
-from pace.metrics.ground_truth import known_truth, sample_images, seen_colors, true_colors
+from pace.metrics.ground_truth import known_truth, seen_colors, true_colors
 from pace.metrics.inputs import labels_of
 from pace.observations import Observations
 from pace.observing.extract import observe_pair
@@ -128,12 +127,6 @@ class Inputs:
         """The positions of so many test images, the same for all methods; all of them for None."""
         order = np.random.default_rng(self.seed).permutation(len(self.dataset.test))
         return np.sort(order[:count])
-
-    def hide(self, rows: Array) -> Any:
-        """Predictions for some test images with some patches painted over in the mean colour."""
-        images = sample_images(self.dataset.test, rows, self.backbone.preprocessing)
-        batch = normalize(images.to(self.backbone.device), self.backbone.preprocessing)
-        return hide_patches(lambda some: self.backbone(some).predictions, batch, self._grid)
 
     def _observe(self, split: str, images: ImageSet) -> tuple[Observations, Observations]:
         store = None if self._store is None else self._store / split

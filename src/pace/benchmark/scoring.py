@@ -17,15 +17,11 @@ from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
 from pace.explanation import Explanation
 from pace.metrics import (
-    Score,
     Scores,
-    bootstrap,
-    deletion,
     effective_concepts,
     faithfulness,
+    hide,
     hoyer_sparsity,
-    insertion,
-    patch_relevance,
     score_explanations,
     sparsity,
     stability,
@@ -34,8 +30,6 @@ from pace.metrics import (
 from pace.metrics.by_lot import random_mixtures
 from pace.metrics.declare import Array
 from pace.progress import progress
-
-_FORWARD = 256  # images with hidden patches that go through the model at once
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class Scoring:
     regression_runs : runs of a random method that faithfulness is averaged over; other scores are averaged over all runs
     repeat_seconds : no further run starts after this long; None for no limit
     patch_images : test images for patch-level scores; None for all
-    hidden_images : test images for deletion and insertion; 0 leaves these out
+    hidden_images : test images whose concepts are removed and added; 0 leaves these scores out
     """
 
     bootstrap: int = 200
@@ -73,6 +67,8 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
         some = inputs.sample(scoring.patch_images)
         weights = _token_weights(explainer, of_test, test.attention)
         theta: Any = torch.as_tensor(of_train.theta, device=device)  # where the regressions run
+        more = _hidden(explainer, of_test, inputs, scoring, some)
+        more |= {name: known[some] for name, known in inputs.truth.items()}
         scores = score_explanations(
             replace(of_train, theta=theta),
             replace(of_test, phi=None if of_test.phi is None else of_test.phi[some]),
@@ -86,10 +82,8 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             concepts=explainer.concepts_,
             bootstrap=scoring.bootstrap,
             seed=seed,
-            **{name: known[some] for name, known in inputs.truth.items()},
+            **more,
         )
-        hidden = _hidden_patches(of_test, inputs, scoring, seed)
-        scores = Scores([*scores.values(), *hidden], scores.warnings, scores.verdict)
     values = {name: [score.value] for name, score in scores.items()}
     runs, note = _repeat(explainer, inputs, scoring, seed, seconds, values), None
     if runs < explainer.repeats:
@@ -175,14 +169,14 @@ def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> 
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
-def _hidden_patches(found: Explanation, inputs: Inputs, scoring: Scoring, seed: int) -> list[Score]:
-    """Deletion and insertion."""
+def _hidden(explainer: Explainer, found: Explanation, inputs: Inputs, scoring: Scoring, some: Array) -> dict[str, Any]:
+    """A few of the images with a patch level, whose concepts are removed and added, and how much each concept matters."""
     if found.phi is None or not scoring.hidden_images:
-        return []
-    rows = inputs.sample(scoring.hidden_images)
-    predict, options = inputs.hide(rows), {"resamples": scoring.bootstrap, "seed": seed, "batch_size": _FORWARD}
-    relevance = patch_relevance(found.phi[rows], found.theta[rows], found.prefix_tokens)
-    return [bootstrap(metric, predict, relevance, **options) for metric in (deletion, insertion)]
+        return {}
+    places = np.flatnonzero(np.isin(some, inputs.sample(scoring.hidden_images)))
+    rows = some[places]
+    hiding = replace(hide(inputs.backbone, inputs.dataset.test, rows), rows=places)
+    return {"hiding": hiding, "importance": explainer.importance(inputs.test[0][rows], found[rows])}
 
 
 @contextmanager

@@ -28,7 +28,7 @@ _IMAGE_LEVEL = (
 )  # fmt: skip
 _PATCH_LEVEL = (
     "within_image_information", "warp_gain", "warp_agreement", "leading_area", "concepts_per_image", "cls_weight",
-    "deletion", "insertion",
+    "concept_effect", "effect_by_attention", "effect_by_lot", "effect_at_best", "deletion", "insertion",
     "colour_recovery", "colour_accuracy", "part_consistency",
 )  # fmt: skip
 

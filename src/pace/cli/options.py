@@ -134,6 +134,7 @@ class LayerOptions(LoadOptions):
 _RUN = typer.Option("--run", metavar="FOLDER", help="Folder of a `pace fit`.", show_default="the latest in runs/")
 _MOVED = _model_option("--model", metavar="PATH", help="Where the run's model is, if it has moved.")
 Bootstrap = Annotated[int, typer.Option(min=0, help="Bootstrap samples for the intervals.")]
+HiddenImages = Annotated[int, typer.Option(min=0, help="Test images whose concepts are removed and added; 0 for none.")]
 
 
 @dataclass(frozen=True)

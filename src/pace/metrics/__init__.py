@@ -24,7 +24,20 @@ from pace.metrics.faithful import (
     nonlinear_faithfulness,
     random_fidelity,
 )
-from pace.metrics.hiding import deletion, evidence_gap, hide_patches, hide_tokens, insertion, patch_relevance
+from pace.metrics.hiding import (
+    Hiding,
+    concept_effect,
+    deletion,
+    effect_at_best,
+    effect_by_attention,
+    effect_by_lot,
+    gain_over_attention,
+    gain_over_lot,
+    hide,
+    hide_patches,
+    hide_tokens,
+    insertion,
+)
 from pace.metrics.local import (
     information_over_attention,
     matching_patches,
@@ -56,13 +69,14 @@ from pace.metrics.stable import (
 )
 
 __all__ = [
-    "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
-    "colour_accuracy", "colour_purity", "colour_recovery", "concepts_per_image", "deletion", "effective_concepts",
-    "evaluate", "evidence_gap", "faithfulness", "faithfulness_given_prediction", "hide_patches", "hide_tokens",
+    "Hiding", "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
+    "colour_accuracy", "colour_purity", "colour_recovery", "concept_effect", "concepts_per_image", "deletion",
+    "effect_at_best", "effect_by_attention", "effect_by_lot", "effective_concepts", "evaluate", "faithfulness",
+    "faithfulness_given_prediction", "gain_over_attention", "gain_over_lot", "hide", "hide_patches", "hide_tokens",
     "hoyer_sparsity", "information_over_attention", "insertion", "leading_area", "leading_attention",
     "leading_share", "levels", "logit_fidelity", "majority_class", "matching_patches", "metric", "n_concepts",
-    "nonlinear_faithfulness", "part_ari", "part_consistency", "part_consistency_by_position", "patch_relevance",
-    "prediction_survival", "random_fidelity", "reidentification", "score_explanations", "sparsity", "stability",
-    "stability_ratio", "stability_when_prediction_holds", "warp_agreement", "warp_gain", "warp_gain_over_attention",
+    "nonlinear_faithfulness", "part_ari", "part_consistency", "part_consistency_by_position", "prediction_survival",
+    "random_fidelity", "reidentification", "score_explanations", "sparsity", "stability", "stability_ratio",
+    "stability_when_prediction_holds", "warp_agreement", "warp_gain", "warp_gain_over_attention",
     "within_image_information",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from pace.metrics.scores import Score
 from pace.metrics.sparse import COVERED
 
-Level = Literal["image", "patch"]
+Level = Literal["image", "patch", "importance"]
 
 # A level is believed when these were measured, and nothing warns of it.
 _NEEDED: dict[Level, dict[str, str]] = {
@@ -47,6 +47,7 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
     used, total, majority = (value[name] for name in ("effective_concepts", "n_concepts", "majority_class"))
     area, attended, cls = (value[name] for name in ("leading_area", "leading_attention", "cls_weight"))
     information, gain = value["within_image_information"], value["warp_gain"]
+    effect, by_attention, by_lot = (value[name] for name in ("concept_effect", "effect_by_attention", "effect_by_lot"))
     colours, parts, by_position = (
         value[name] for name in ("colour_recovery", "part_consistency", "part_consistency_by_position")
     )
@@ -87,6 +88,12 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
              "When the picture is cropped and mirrored, the concepts follow it no better than place and attention do (warp "
              f"gain {_beside(gain, value['warp_gain_over_attention'])}): there is no patch level."):
             min(low["warp_gain"], low["warp_gain_over_attention"]) <= 0,
+        Sign("importance", "random patches matter as much",
+             f"The prediction depends no more on an image's most important concepts (effect {effect:.2f}) than on random "
+             f"patches ({by_lot:.2f})."): low["gain_over_lot"] <= 0,
+        Sign("importance", "the patches with most attention matter as much",
+             f"The prediction depends no more on an image's most important concepts (effect {effect:.2f}) than on the patches "
+             f"with most attention ({by_attention:.2f})."): low["gain_over_attention"] <= 0,
         # One concept per class gets 0.45.
         Sign("patch", "the concepts are not the true colours",
              f"The concepts are not the true colours (agreement {colours:.2f})."): colours < 0.5,
@@ -105,11 +112,12 @@ def verdict(scores: Mapping[str, Score], signs: list[Sign]) -> str:
         reasons = [sign.reason for sign in signs if sign.level == level]
         if reasons or missing:
             doubts[level] = reasons[0] if reasons else f"the {level} level was not tested (no {missing})"
-    if not doubts:
-        return "Believe images and patches: all tests are passed."
     believed = [level for level in _NEEDED if level not in doubts]
-    head = f"Believe the {believed[0]} level only" if believed else "Do not believe it"
-    return f"{head}: {'; '.join(doubts.values())}."
+    head = "Believe images and patches" if not doubts else f"Believe the {believed[0]} level only" if believed else None
+    unimportant = [sign.reason for sign in signs if sign.level == "importance"]
+    if head and unimportant:
+        doubts["importance"] = f"not which concepts matter ({unimportant[0]})"
+    return f"{head or 'Do not believe it'}: {'; '.join(doubts.values()) or 'no test speaks against it'}."
 
 
 def _beside(value: float, over: float) -> str:

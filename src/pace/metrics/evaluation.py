@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.metrics import agreement, declare, faithful, local, sparse, stable
+from pace.metrics import agreement, declare, faithful, hiding, local, sparse, stable
 from pace.metrics.collapse import signs_of_collapse, verdict
+from pace.metrics.hiding import Hiding
 from pace.metrics.inputs import labels_of
 from pace.metrics.scores import Score, Scores
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # In reading order. A metric's parameters are named after what `score_explanations` passes it.
 METRICS = [
     found
-    for module in (faithful, stable, sparse, local, agreement)
+    for module in (faithful, stable, sparse, local, hiding, agreement)
     for found in vars(module).values()
     if isinstance(found, declare.Metric)
 ]
@@ -33,6 +34,7 @@ def evaluate(
     *,
     colours: Any = None,
     parts: Any = None,
+    hiding: Hiding | None = None,
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Scores:
@@ -51,10 +53,12 @@ def evaluate(
         True colours of the test images' patches, on Color.
     parts : (M, n_parts), optional
         The patch that holds each part, −1 for none, on CUB.
+    hiding
+        Some of the test images, whose concepts are removed and added to see what the prediction depends on; see `hide`.
     bootstrap, seed
         Number of resamples for the intervals (0 for none), and the seed for these, the folds and the network.
     """
-    given = random = None
+    given = random = importance = None
     if train.n_classes and test.n_classes:
         from pace.metrics.by_lot import random_mixtures
 
@@ -62,10 +66,12 @@ def evaluate(
         random = random_mixtures(train, test, used, seed=seed, device=model.device)
         if model.label_head_.shape[1]:
             given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
-    attention = test.attention[:]
+    found, attention = model.explain(test), test.attention[:]
+    if hiding is not None and test.n_classes:
+        importance = model.importance(found.theta, labels_of(test.predictions, len(test)))[hiding.rows]
     return score_explanations(
         model.explain(train, patches=False),
-        model.explain(test),
+        found,
         None if perturbed is None else model.explain(perturbed),
         yhat_train=_whole(train, "predictions"),
         yhat_test=_whole(test, "predictions"),
@@ -80,6 +86,8 @@ def evaluate(
         concepts=model.means_,
         colours=colours,
         parts=parts,
+        hiding=hiding,
+        importance=importance,
         bootstrap=bootstrap,
         seed=seed,
     )
@@ -103,6 +111,8 @@ def score_explanations(
     concepts: Any = None,
     colours: Any = None,
     parts: Any = None,
+    hiding: Hiding | None = None,
+    importance: Any = None,
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Scores:
@@ -128,6 +138,8 @@ def score_explanations(
         What the perturbed images show of the images (`Observations.crops`).
     concepts : (K, …)
         What describes every concept at the dataset level, such as its mean.
+    importance : (n, K)
+        How much each concept matters for the prediction in the images of `hiding`; by default their θ.
     """
     notes = []
     if yhat_train is None or yhat_test is None:
@@ -135,6 +147,8 @@ def score_explanations(
     elif len(np.unique(labels_of(yhat_train, len(train.theta), "yhat_train"))) == 1:
         notes.append("The transformer predicts one class for all training images: there is nothing to be faithful to.")
         yhat_train = None
+    if hiding is not None and importance is None:
+        importance = test.theta[hiding.rows]
     theta_train_given, theta_test_given = given_prediction or (None, None)
     theta_train_random, theta_test_random = random or (None, None)
     inputs = {
@@ -163,6 +177,8 @@ def score_explanations(
         "concepts": concepts,
         "colours": colours,
         "parts": parts,
+        "hiding": hiding,
+        "importance": importance,
     }
     scores = _every_score({name: value for name, value in inputs.items() if value is not None}, bootstrap, seed)
     signs = signs_of_collapse(scores)

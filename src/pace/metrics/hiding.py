@@ -1,134 +1,315 @@
-"""Deletion and insertion: does the prediction depend on the patches that the explanation says matter?
+"""Deletion and insertion by concept: does the prediction depend on the concepts that the explanation says matter?
 
-A `Predict` takes image numbers (B,) and which patches are kept (B, patches), and returns predictions (B, N). `hide_tokens` and
-`hide_patches` make one from a transformer; any other function works too.
+In every image the patches are cut into groups by their concept (the largest φ): the five concepts with most patches, and all
+others together. One group after the other is removed, or added, in the order of an importance of the concepts. A `Predict`
+takes image numbers (B,) and which patches are kept (B, patches), and returns predictions (B, N). `hide` makes one from a
+transformer; any other function works too.
+
+n images · K concepts
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
-from pace.metrics.inputs import as_array, labels_of, patches_of, theta_of
+from pace.metrics.inputs import as_array, patches_of, theta_of
+
+if TYPE_CHECKING:
+    from pace.backbones import Backbone
+    from pace.images import ImageSet
 
 Predict = Callable[[Array, Array], Any]
+How = Literal["grey", "blur", "mean", "left out"]
 
-_STEPS = 10  # points of a curve after the first
+WAYS: tuple[How, ...] = ("grey", "blur", "mean", "left out")
+_OWN = 5  # concepts of an image with a group of their own
+_BEST_IMAGES = 16  # whose groups are tried in every order
+_AT_ONCE = 128  # images with hidden patches that go through the model together
 
 
-def patch_relevance(phi: Any, concept_relevance: Any, prefix_tokens: int = 0) -> Array:
-    """Σ_k r_mk φ_mjk (M, patches): how much each patch belongs to the concepts that matter in its image.
+@dataclass(frozen=True, eq=False)
+class Hiding:
+    """Some of the images that are explained, and what is predicted for them while patches are hidden.
 
-    concept_relevance (M, K): θ, or each concept's evidence for the predicted class, such as ``theta * label_head[:, yhat].T``.
+    rows : (n,) their places among the images whose φ is scored
+    predict : image numbers, 0 to n − 1, and kept patches → predictions
+    attention : (n, patches) the transformer's attention to their patches
+
+    Nothing is predicted twice.
     """
-    patches, relevance = patches_of(phi, prefix_tokens), theta_of(concept_relevance, "concept_relevance")
-    expected = patches.shape[0], patches.shape[2]
-    if relevance.shape != expected:
-        raise ValueError(f"concept_relevance: expected shape {expected} to match phi; found {relevance.shape}")
-    found: Array = np.einsum("mjk,mk->mj", patches, relevance)
-    return found
+
+    rows: Array
+    predict: Predict
+    attention: Array
+    _known: dict[tuple[int, bytes], Array] = field(default_factory=dict, init=False, repr=False)
+
+    def shares(self, images: Array, kept: Array) -> Array:
+        """p(ŷ) (B,) of images (B,) with some patches kept (B, patches); ŷ is the prediction for the whole image."""
+        classes = self._predictions(images, np.ones_like(kept)).argmax(1)
+        found: Array = self._predictions(images, kept)[np.arange(len(images)), classes]
+        return found
+
+    def _predictions(self, images: Array, kept: Array) -> Array:
+        keys = [(int(image), mask.tobytes()) for image, mask in zip(images, kept, strict=True)]
+        new = {key: place for place, key in enumerate(keys) if key not in self._known}
+        places = np.array(list(new.values()), np.int64)
+        places = places[np.argsort(kept[places].sum(1), kind="stable")]  # as many kept side by side: see `hide_tokens`
+        for start in range(0, len(places), _AT_ONCE):
+            some = places[start : start + _AT_ONCE]
+            found = as_array(self.predict(images[some], kept[some]))
+            if found.ndim != 2 or len(found) != len(some):
+                raise ValueError(f"predict: expected predictions ({len(some)}, classes); found shape {found.shape}")
+            if not ((found >= -1e-6).all() and (np.abs(found.sum(1) - 1) <= 0.02).all()):
+                raise ValueError("predict: expected probabilities that sum to 1; apply softmax to logits")
+            self._known.update((keys[place], shares) for place, shares in zip(some, found, strict=True))
+        return np.stack([self._known[key] for key in keys])
 
 
 @metric(title="Deletion", better="lower", range=(0, 1))
-def deletion(predict: Predict, relevance: Any, yhat: Any = None, *, batch_size: int = 64, seed: int = 0) -> Measure:
-    """Mean probability of the predicted class while patches are removed, those of the leading concepts first.
+def deletion(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """Mean probability of the predicted class while an image's concepts are removed, the most important first.
 
-    Area under the curve of p(ŷ_m) against the share of patches removed, most relevant first (Petsiuk et al., 2018).
-    relevance (M, patches), as `patch_relevance` gives it; only its order within an image counts, with ties broken at
-    random. ŷ defaults to the prediction for the whole image. Read it beside `insertion`: it is low for any fragile model.
+    Area under p(ŷ_m) against the share of patches removed, by trapezoids. `importance` (n, K) of the concepts for ŷ in the
+    images of `hiding`; that of all others together is the sum of theirs. Ties are broken by lot. Large groups tend to go first,
+    so that even random patches have an effect: read it beside `effect_by_lot`, which takes as many at every step.
     """
-    return _area_under_curve(predict, relevance, yhat, False, batch_size, seed)
+    return Measure.mean(_areas(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))[0])
 
 
 @metric(title="Insertion", better="higher", range=(0, 1))
-def insertion(predict: Predict, relevance: Any, yhat: Any = None, *, batch_size: int = 64, seed: int = 0) -> Measure:
-    """Mean probability of the predicted class while patches are added, those of the leading concepts first.
+def insertion(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """Mean probability of the predicted class while an image's concepts are added, the most important first.
 
-    As `deletion`, starting from an empty image and adding the most relevant patches first.
+    As `deletion`, starting from an empty image.
     """
-    return _area_under_curve(predict, relevance, yhat, True, batch_size, seed)
+    return Measure.mean(_areas(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))[1])
 
 
-@metric(title="Insertion minus deletion", better="higher", range=(-1, 1))
-def evidence_gap(predict: Predict, relevance: Any, yhat: Any = None, *, batch_size: int = 64, seed: int = 0) -> Measure:
-    """How much more the prediction depends on the leading concepts' patches than on the rest; 0 for a random order.
+@metric(title="Effect of concepts", better="higher", range=(-1, 1))
+def concept_effect(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """How much more the prediction depends on an image's important concepts than on the others; about 0 by lot.
 
     `insertion` − `deletion`, image by image.
     """
-    added = insertion.measure(predict, relevance, yhat, batch_size=batch_size, seed=seed)
-    removed = deletion.measure(predict, relevance, yhat, batch_size=batch_size, seed=seed)
-    return Measure(added.images, lambda weights: added.values(weights) - removed.values(weights))
+    return Measure.mean(_effect(hiding, _steps(hiding, phi, importance, prefix_tokens, seed)))
 
 
-def hide_tokens(forward: Callable[[Any], Any], tokens: Any, patches: int) -> Predict:
-    """Hide patches among the tokens of a layer: the mean of all patch tokens replaces them.
+@metric(title="Effect by attention", better=None, range=(-1, 1))
+def effect_by_attention(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """The effect without concepts: patches go in the order of the transformer's attention, as many at every step."""
+    return Measure.mean(_effect(hiding, _by_attention(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))))
 
-    forward : tokens → predictions: ``lambda tokens: backbone.forward_from(tokens).softmax(-1)``
-    tokens : tensor (M, T, d) as `Backbone.split` gives it; the last `patches` tokens are the patches
 
-    At the last layer of a model that reads only CLS, no patch has any effect: split at an earlier one.
+@metric(title="Effect by lot", better=None, range=(-1, 1))
+def effect_by_lot(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """The effect of random concepts of the same sizes: patches go by lot, as many at every step."""
+    return Measure.mean(_effect(hiding, _by_lot(_steps(hiding, phi, importance, prefix_tokens, seed), seed)))
+
+
+@metric(title="Effect at best", better=None, range=(-1, 1))
+def effect_at_best(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """The effect of these concepts in the best of all orders, found by trying them on a few of the images.
+
+    What is missing to it is the importance's fault, the rest that of the concepts.
+    """
+    steps = _steps(hiding, phi, importance, prefix_tokens, seed)
+    found = np.full(len(steps), np.nan)
+    for image in np.unique(np.linspace(0, len(steps) - 1, _BEST_IMAGES).round().astype(np.int64)):
+        found[image] = _best(hiding, image, steps[image])
+    return Measure.mean(found)
+
+
+@metric(title="Gain over attention", better="higher", range=(-2, 2))
+def gain_over_attention(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """`concept_effect` − `effect_by_attention`, image by image; below 0, raw attention says more about the prediction."""
+    steps = _steps(hiding, phi, importance, prefix_tokens, seed)
+    return Measure.mean(_effect(hiding, steps) - _effect(hiding, _by_attention(hiding, steps)))
+
+
+@metric(title="Gain over lot", better="higher", range=(-2, 2))
+def gain_over_lot(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
+    """`concept_effect` − `effect_by_lot`, image by image; about 0, any other patches would do."""
+    steps = _steps(hiding, phi, importance, prefix_tokens, seed)
+    return Measure.mean(_effect(hiding, steps) - _effect(hiding, _by_lot(steps, seed)))
+
+
+def hide(backbone: Backbone, images: ImageSet, rows: Array, how: How = "grey") -> Hiding:
+    """Some of the images, with patches hidden in one of four ways.
+
+    "grey" paints them over in the mean colour, "blur" with a blurred image; "mean" puts the mean patch in their place at the
+    input of the first block, and "left out" leaves them out there.
     """
     import torch
 
-    mean = tokens[:, -patches:].mean((0, 1))
+    from pace.images import normalize
+    from pace.metrics.ground_truth import sample_images
 
-    def predict(images: Array, kept: Array) -> Any:
-        chosen = tokens[torch.as_tensor(images, device=tokens.device)]
-        mask = torch.as_tensor(kept, device=tokens.device)[:, :, None]
-        hidden = torch.where(mask, chosen[:, -patches:], mean)
+    if how not in WAYS:
+        raise ValueError(f"how: expected one of {', '.join(WAYS)}; found {how!r}")
+    shown = normalize(sample_images(images, rows, backbone.preprocessing).to(backbone.device), backbone.preprocessing)
+    height, width = shown.shape[2:]
+    grid, parts = backbone.grid(height, width), torch.split(shown, _AT_ONCE)
+    attention = np.concatenate([as_array(backbone(part).attention[:, backbone.prefix_tokens :]) for part in parts])
+    if how == "grey" or how == "blur":
+        predict = hide_patches(lambda some: backbone(some).predictions, shown, grid, how)
+    else:
         with torch.no_grad():
-            return forward(torch.cat([chosen[:, :-patches], hidden], 1))
+            tokens = torch.cat([backbone.embed(part) for part in parts])
 
-    return predict
+        def forward(some: Any) -> Any:
+            return backbone.forward_embedded(some, (height, width)).softmax(-1, dtype=torch.float32)
+
+        predict = hide_tokens(forward, tokens, math.prod(grid), how)
+    return Hiding(np.asarray(rows), predict, attention)
 
 
-def hide_patches(forward: Callable[[Any], Any], images: Any, grid: tuple[int, int]) -> Predict:
-    """Hide patches in the images themselves, under the mean colour.
+def hide_patches(
+    forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], how: Literal["grey", "blur"] = "grey"
+) -> Predict:
+    """Hide patches in the images themselves.
 
     forward : normalised images → predictions: ``lambda images: backbone(images).predictions``
-    images : tensor (M, 3, H, W), normalised, so that 0 is the mean colour
+    images : tensor (n, 3, H, W), normalised, so that 0 is the mean colour
     grid : rows and columns of the patches
     """
     import torch
     import torch.nn.functional as F
 
+    cover = torch.zeros_like(images) if how == "grey" else _blurred(images, grid)
+
     def predict(numbers: Array, kept: Array) -> Any:
-        chosen = images[torch.as_tensor(numbers, device=images.device)]
-        mask = torch.as_tensor(kept, device=images.device, dtype=chosen.dtype).reshape(len(chosen), 1, *grid)
-        mask = F.interpolate(mask, chosen.shape[2:], mode="nearest-exact")
+        chosen = torch.as_tensor(numbers, device=images.device)
+        mask = torch.as_tensor(kept, device=images.device, dtype=images.dtype).reshape(len(chosen), 1, *grid)
+        mask = F.interpolate(mask, images.shape[2:], mode="nearest-exact")
         with torch.no_grad():
-            return forward(chosen * mask)
+            return forward(images[chosen] * mask + cover[chosen] * (1 - mask))
 
     return predict
 
 
-def _area_under_curve(predict: Predict, relevance: Any, yhat: Any, adding: bool, batch_size: int, seed: int) -> Measure:
-    """Area under p(ŷ_m) with the shares 0, 1/10, … 1 of the patches removed, or added."""
-    scores = theta_of(relevance, "relevance")
-    images, patches = scores.shape
-    ties = np.random.default_rng(seed).random(scores.shape)
-    rank = np.lexsort((ties, -scores), axis=1).argsort(1)  # 0 for the most relevant patch of an image
-    changed = np.rint(np.linspace(0, patches, _STEPS + 1))
-    curve = np.empty((images, _STEPS + 1))
-    for start in range(0, images, batch_size):
-        part = np.arange(start, min(start + batch_size, images))
-        whole = _predictions(predict, part, np.ones((len(part), patches), bool))
-        classes = whole.argmax(1) if yhat is None else labels_of(yhat, images)[part]
-        if classes.max() >= whole.shape[1]:
-            raise ValueError(f"yhat: expected one of the {whole.shape[1]} classes of predict; found {classes.max()}")
-        for step, count in enumerate(changed):
-            shares = _predictions(predict, part, (rank[part] < count) == adding)
-            curve[part, step] = shares[np.arange(len(part)), classes]
-    return Measure.mean(((curve[:, :-1] + curve[:, 1:]) / 2).mean(1))
+def hide_tokens(
+    forward: Callable[[Any], Any], tokens: Any, patches: int, how: Literal["mean", "left out"] = "mean"
+) -> Predict:
+    """Hide patches among the tokens: the mean of all patches replaces them, or they are left out.
+
+    forward : tokens → predictions: ``lambda tokens: backbone.forward_embedded(tokens).softmax(-1)``
+    tokens : tensor (n, T, d), such as `Backbone.embed` gives; the last `patches` tokens are the patches
+
+    After the last block of a model that reads only CLS, no patch has any effect.
+    """
+    import torch
+
+    prefix, mean = tokens.shape[1] - patches, tokens[:, -patches:].mean((0, 1))
+
+    def replaced(chosen: Any, mask: Any) -> Any:
+        hidden = torch.where(mask[:, :, None], chosen[:, prefix:], mean)
+        return forward(torch.cat([chosen[:, :prefix], hidden], 1))
+
+    def left_out(chosen: Any, mask: Any) -> Any:
+        mask = torch.cat([mask.new_ones(len(mask), prefix), mask], 1)
+        counts = mask.sum(1)
+        found = [(counts == count).nonzero()[:, 0] for count in counts.unique()]  # as many tokens go through together
+        parts = [forward(chosen[some][mask[some]].view(len(some), -1, chosen.shape[2])) for some in found]
+        return torch.cat(parts)[torch.cat(found).argsort()]
+
+    def predict(numbers: Array, kept: Array) -> Any:
+        chosen = tokens[torch.as_tensor(numbers, device=tokens.device)]
+        with torch.no_grad():
+            return (replaced if how == "mean" else left_out)(chosen, torch.as_tensor(kept, device=tokens.device))
+
+    if how == "left out":
+        _check_left_out(predict, patches)
+    return predict
 
 
-def _predictions(predict: Predict, images: Array, kept: Array) -> Array:
-    found = as_array(predict(images, kept))
-    if found.ndim != 2 or len(found) != len(images):
-        raise ValueError(f"predict: expected predictions ({len(images)}, classes); found shape {found.shape}")
-    if not ((found >= -1e-6).all() and (np.abs(found.sum(1) - 1) <= 0.02).all()):
-        raise ValueError("predict: expected probabilities that sum to 1; apply softmax to logits")
+def _check_left_out(predict: Predict, patches: int) -> None:
+    """Attention may count places, and pooling may need a patch; an image without patches shows either."""
+    try:
+        if np.isfinite(as_array(predict(np.zeros(1, np.int64), np.zeros((1, patches), bool)))).all():
+            return
+        why = "it averages its patches"
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    raise ValueError(f"patches cannot be left out of this model ({why}); hide them in another way")
+
+
+def _blurred(images: Any, grid: tuple[int, int]) -> Any:
+    """By a Gaussian as wide as a patch, so that nothing of the size of a patch is left."""
+    from pace.images.pixels import blur
+
+    height, width = images.shape[2:]
+    sigma = max(height / grid[0], width / grid[1])
+    reach = min(math.ceil(3 * sigma), height - 1, width - 1)
+    return blur(images, images.new_full((len(images),), sigma), 2 * reach + 1)
+
+
+def _steps(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int, seed: int) -> Array:
+    """(n, patches): the step at which each patch goes; patches of a group go together, the most important first."""
+    patches, weights = patches_of(phi[hiding.rows], prefix_tokens), theta_of(importance, "importance")
+    if patches.shape[:2] != hiding.attention.shape:
+        raise ValueError(f"phi: expected {hiding.attention.shape} images and patches; found {patches.shape[:2]}")
+    if weights.shape != (len(patches), patches.shape[2]):
+        expected = (len(patches), patches.shape[2])
+        raise ValueError(f"importance: expected shape {expected} for the hidden images; found {weights.shape}")
+    ties = np.random.default_rng(seed).random((len(patches), _OWN + 1))
+    steps = np.empty(patches.shape[:2], np.int64)
+    for image, owners in enumerate(patches.argmax(2)):
+        concepts, own, counts = np.unique(owners, return_inverse=True, return_counts=True)
+        group = np.minimum(np.argsort(-counts, kind="stable").argsort(), _OWN)  # of every concept
+        worth = np.bincount(group, weights[image, concepts])
+        steps[image] = np.lexsort((ties[image, : len(worth)], -worth)).argsort()[group[own]]
+    return steps
+
+
+def _by_attention(hiding: Hiding, steps: Array) -> Array:
+    return _same_sizes(steps, theta_of(hiding.attention, "attention"))
+
+
+def _by_lot(steps: Array, seed: int) -> Array:
+    return _same_sizes(steps, np.random.default_rng([seed, 1]).random(steps.shape))
+
+
+def _same_sizes(steps: Array, scores: Array) -> Array:
+    """Patches in the order of their scores, as many at every step as in `steps`."""
+    found = np.empty_like(steps)
+    np.put_along_axis(found, np.argsort(-scores, axis=1, kind="stable"), np.sort(steps, axis=1), axis=1)
+    return found
+
+
+def _areas(hiding: Hiding, steps: Array) -> tuple[Array, Array]:
+    """Deletion and insertion (n,)."""
+    gone = steps[:, None] < np.arange(steps.max() + 2)[:, None]  # (n, points, patches)
+    images, shape = np.repeat(np.arange(len(steps)), gone.shape[1]), gone.shape[:2]
+    removed, added = (hiding.shares(images, kept.reshape(len(images), -1)).reshape(shape) for kept in (~gone, gone))
+    return _area(removed, gone.mean(2)), _area(added, gone.mean(2))
+
+
+def _effect(hiding: Hiding, steps: Array) -> Array:
+    removed, added = _areas(hiding, steps)
+    effect: Array = added - removed
+    return effect
+
+
+def _best(hiding: Hiding, image: int, groups: Array) -> float:
+    """The largest effect that any order of an image's groups has, each read off the predictions for all sets of groups."""
+    number = groups.max() + 1
+    sets = np.arange(2**number)
+    kept = ((sets[:, None] >> groups) & 1).astype(bool)
+    found, sizes = hiding.shares(np.full(len(sets), image), kept), kept.mean(1)
+    orders = np.array(list(permutations(range(number))))
+    added = np.concatenate([np.zeros((len(orders), 1), np.int64), np.cumsum(1 << orders, 1)], 1)
+    effects = _area(found[added], sizes[added]) - _area(found[sets[-1] - added], sizes[added])
+    return float(effects.max())
+
+
+def _area(values: Array, shares: Array) -> Array:
+    """By trapezoids along the last axis."""
+    found: Array = ((values[..., 1:] + values[..., :-1]) / 2 * np.diff(shares)).sum(-1)
     return found

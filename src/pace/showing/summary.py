@@ -63,16 +63,10 @@ def typical_patches(means: Array, observations: Observations, n: int) -> Array:
     return np.stack(np.divmod(torch.cat(places).gather(0, order).T.numpy(), n_patches), -1)
 
 
-def evidence(label_head: Array) -> Array:
-    """η_kn minus the concept's mean over classes (K, N): what favours all classes alike speaks for none of them."""
-    head = label_head.astype(np.float64)
-    return head - head.mean(1, keepdims=True) if head.shape[1] else head
-
-
 def class_concepts(theta: Array, evidence_for: Array, used: Array, n: int) -> list[tuple[int, float]]:
     """The concepts in use that speak most for a class, at most n, and how strongly: mean θ_k times the evidence, above 0.
 
-    `theta` (m, K) belongs to the images predicted as the class, `evidence_for` (K,) is its column of `evidence`.
+    `theta` (m, K) belongs to the images predicted as the class, `evidence_for` (K,) is its column of `PACE.evidence_`.
     """
     strength = np.where(used, theta.mean(0) * evidence_for, 0)
     order = np.argsort(-strength, kind="stable")[:n]

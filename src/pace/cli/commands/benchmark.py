@@ -53,7 +53,7 @@ class _Model(options.LayerOptions):
 @dataclass(frozen=True)
 class _Scoring:
     bootstrap: options.Bootstrap = 200
-    hidden_images: Annotated[int, typer.Option(min=0, help="Test images for deletion and insertion.")] = 128
+    hidden_images: options.HiddenImages = 128
     patch_images: Annotated[int | None, typer.Option(min=1, help="Test images for other patch-level scores.")] = None
     repeat_seconds: Annotated[float | None, _method(min=0, help="Start no run of a method after this time.")] = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from pace.cli import options
@@ -19,6 +20,7 @@ def evaluate(
     images: options.ImageOptions,
     bootstrap: options.Bootstrap = 200,
     every: Annotated[bool, typer.Option("--all", help="Print all scores, not only the main ones.")] = False,
+    hidden_images: options.HiddenImages = 32,
 ) -> dict[str, Any]:
     """Score a fit, warn where scores mislead, and say what to believe.
 
@@ -31,6 +33,7 @@ def evaluate(
     """
     found = open_fit(ctx, fit)
     from pace.metrics import evaluate as score
+    from pace.metrics import hide
     from pace.metrics.ground_truth import known_truth
 
     backbone, how = found.model.backbone, (images.seed, fit.batch_size)
@@ -44,7 +47,12 @@ def evaluate(
         seen, perturbed = observe_images(backbone, test, True, *how)
         truth = known_truth(test, backbone.preprocessing, seen.grid) if seen.grid else {}
         train = train if rest is None else train[rest]
-        scores = score(found.concepts, train, seen, perturbed, bootstrap=bootstrap, seed=images.seed, **truth)
+        hiding = None
+        if hidden_images and seen.n_classes:
+            order = np.random.default_rng(images.seed).permutation(len(test))
+            hiding = hide(backbone, test, np.sort(order[:hidden_images]))
+        more: dict[str, Any] = {"hiding": hiding, "bootstrap": bootstrap, "seed": images.seed, **truth}
+        scores = score(found.concepts, train, seen, perturbed, **more)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
     show_scores(scores, every)
     say(f"{len(test)} images, {found.in_use}")

@@ -87,7 +87,7 @@ def class_concepts(
     missing = [n for n in wanted if n not in labels]
     if missing or not wanted:
         raise ValueError(f"classes: expected some that images are predicted as; found {missing or 'none'}")
-    theta, evidence = np.asarray(model.transform(observations), np.float64), summary.evidence(model.label_head_)
+    theta, evidence = np.asarray(model.transform(observations), np.float64), model.evidence_
     used = summary.use_of(model.concept_weights_).used
     top = [
         [k for k, _ in summary.class_concepts(theta[labels == n], evidence[:, n], used, _CLASS_CONCEPTS)]

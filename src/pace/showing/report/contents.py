@@ -156,7 +156,7 @@ def _concepts(
 
 def _classes(model: PACE, observations: Observations, theta: Array, names: list[str], used: Array) -> dict[str, Any]:
     """The concepts that speak for each class, and the images of the class that have most of them."""
-    evidence = summary.evidence(model.label_head_)
+    evidence = model.evidence_
     predicted = summary.predicted_classes(observations)
     found = []
     for n in range(len(names)):
