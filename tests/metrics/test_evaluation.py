@@ -67,6 +67,7 @@ def test_a_sound_explanation_has_all_scores_and_no_warning(judged):
         "concepts_per_image",
         "patch_variety",
         "cls_weight",
+        "live_concepts",
         "n_concepts",
         "effective_concepts",
         "colour_recovery",

@@ -20,6 +20,7 @@ class Explainer(ABC):
 
     name : as in the tables
     repeats : runs to average its scores over; 1 if the method is deterministic
+    patch_level : whether `explain` can give φ
     concepts_ : (K, d) the concepts in embedding space, the dataset level; None where there is none
     offset_ : what φ · concepts_ is added to where that rebuilds a token (0, or d numbers); None where it does not
 
@@ -29,6 +30,7 @@ class Explainer(ABC):
 
     name: str
     repeats: int = 1
+    patch_level: bool = True
     concepts_: Array | None = None
     offset_: Array | float | None = None
     device_: torch.device

@@ -201,7 +201,9 @@ class Position(Layout):
             raise ValueError("position needs observations with a grid")
         rows = min(math.isqrt(self.n_concepts), grid[0])
         columns = min(self.n_concepts // rows, grid[1])
-        row, column = (torch.arange(n, device=attention.device) * m // n for n, m in zip(grid, (rows, columns), strict=True))
+        row, column = (
+            torch.arange(n, device=attention.device) * m // n for n, m in zip(grid, (rows, columns), strict=True)
+        )
         cells = (row[:, None] * columns + column).flatten()
         return cells.expand(len(attention), -1), rows * columns
 
@@ -222,6 +224,7 @@ class MeanEmbedding(Explainer):
     """θ is the mean token itself, K = d: what there is to be had for any θ that is a mean over tokens."""
 
     name = "embedding"
+    patch_level = False
 
     def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
         return explain_tokens(observations, lambda batch, images: batch.embeddings, self.device_, patches=False)
@@ -231,6 +234,7 @@ class Majority(Explainer):
     """θ is the same for all images: how often each class is predicted in training. It can only reveal the majority class."""
 
     name = "majority"
+    patch_level = False
 
     def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:
         if train.predictions is None:

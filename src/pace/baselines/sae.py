@@ -18,7 +18,10 @@ from pace.baselines.references import SAMPLE, PatchConcepts
 
 _BATCH, _RATE = 2048, 1e-3
 _PATIENCE = 100  # steps without being active after which a latent counts as dead
-_REVIVED, _REVIVAL = 32, 1 / 32  # dead latents that rebuild a patch's rest together, and the weight of that, as in the paper
+_REVIVED, _REVIVAL = (
+    32,
+    1 / 32,
+)  # dead latents that rebuild a patch's rest together, and the weight of that, as in the paper
 
 
 class SparseAutoencoder(PatchConcepts):
@@ -68,7 +71,7 @@ class SparseAutoencoder(PatchConcepts):
         prefixes = [max(1, latents // part) for part in (8, 4, 2)] * self.nested + [latents]
         idle = torch.zeros_like(bias, dtype=torch.long)
         for _ in range(self.steps):
-            draws = torch.from_numpy(rng.random(_BATCH)).to(patches.device)
+            draws = torch.from_numpy(rng.random(min(_BATCH, len(patches)))).to(patches.device)
             rows = torch.searchsorted(ladder, draws * ladder[-1], right=True).clamp_max(len(patches) - 1)
             x = (patches[rows] - offset) / scale
             with torch.enable_grad():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pace.baselines import Explainer, PaceExplainer, TrueColors
+from pace.baselines.gradients import TokenAttribution
 from pace.benchmark.data import Inputs
 from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
@@ -32,6 +33,8 @@ from pace.metrics import (
     stability_when_prediction_holds,
 )
 from pace.metrics.declare import Array
+from pace.metrics.inputs import as_array
+from pace.observations import Observations
 from pace.progress import progress
 
 _FORWARD = 256  # images with hidden patches that go through the model at once
@@ -44,55 +47,82 @@ class Scoring:
     bootstrap : resamples for the intervals
     regression_runs : runs of a random method that faithfulness is averaged over; other scores are averaged over all runs
     repeat_seconds : no further run starts after this long; None for no limit
-    patch_images : test images for patch-level scores; None for all
-    hidden_images : test images for deletion and insertion; 0 leaves these out
+    patch_images : test images for patch-level scores
+    hidden_images : those of them for deletion and insertion; 0 leaves these out
+    second_fit : fit methods that learn concepts again with seed + 1, another draw of patches and of starting centres
     """
 
     bootstrap: int = 200
     regression_runs: int = 3
     repeat_seconds: float | None = None
     hidden_images: int = 128
-    patch_images: int | None = None
+    patch_images: int = 1000
+    second_fit: bool = True
 
 
 def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) -> Row:
     """Run r explains with seed + r; run 0 gets every score, the others only those that are cheap."""
     device, seconds = inputs.backbone.device, dict.fromkeys(("fit", "explain", "score"), 0.0)
     (train, train_pair), (test, test_pair) = inputs.train, inputs.test
-    explainer = TrueColors(inputs.known_colours(), **method.options) if method.name == COLORS else method.make()
+    some = inputs.sample(scoring.patch_images)
+    shown, shown_pair = test[some], test_pair[some]  # φ of all images would not fit into memory
+    explainer = _make(method, inputs, some, shown, shown_pair)
     with _timed(seconds, "fit"):
         explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed)
     with _timed(seconds, "explain"):
-        of_train = explainer.explain(train, seed=seed, patches=False)
-        of_perturbed = explainer.explain(test_pair, seed=seed, patches=False)
-    speed = (len(train) + len(test)) / seconds["explain"]
-    with _timed(seconds, "explain"):
-        of_test = explainer.explain(test, seed=seed)
+        of_train, of_test, of_perturbed = (
+            explainer.explain(images, seed=seed, patches=False) for images in (train, test, test_pair)
+        )
+    speed = (len(train) + 2 * len(test)) / seconds["explain"]
+    patches, patches_pair = of_test, of_perturbed
+    if explainer.patch_level:
+        with _timed(seconds, "explain"):
+            patches, patches_pair = (explainer.explain(images, seed=seed) for images in (shown, shown_pair))
     with _timed(seconds, "score"):
-        some = inputs.sample(scoring.patch_images)
-        weights = _token_weights(explainer, of_test, test.attention)
         theta: Any = torch.as_tensor(of_train.theta, device=device)  # where the regressions run
         scores = score_explanations(
             replace(of_train, theta=theta),
-            replace(of_test, phi=None if of_test.phi is None else of_test.phi[some]),
-            of_perturbed,
+            replace(of_test, phi=patches.phi),
+            replace(of_perturbed, phi=patches_pair.phi),
             yhat_train=train.predictions,
             yhat_test=test.predictions,
             yhat_perturbed=test_pair.predictions,
             given_prediction=_given_prediction(explainer, inputs),
-            attention=None if weights is None else weights[some],
+            attention=_token_weights(explainer, patches, shown),
             concepts=explainer.concepts_,
+            offset=explainer.offset_,
+            embeddings=shown.embeddings,
+            phi_other=_another_start(method, inputs, explainer, shown, seed) if scoring.second_fit else None,
             bootstrap=scoring.bootstrap,
             seed=seed,
             **{name: known[some] for name, known in inputs.truth.items()},
         )
-        scores = Scores([*scores.values(), *_hidden_patches(of_test, inputs, scoring, seed)], scores.warnings)
+        scores = Scores([*scores.values(), *_hidden_patches(patches, inputs, some, scoring, seed)], scores.warnings)
     values = {name: [score.value] for name, score in scores.items()}
     runs, note = _repeat(explainer, inputs, scoring, seed, seconds, values), None
     if runs < explainer.repeats:
         note = f"{runs} of {explainer.repeats} runs in the {scoring.repeat_seconds:g} seconds they were given"
     spread = {name: float(np.std(found, ddof=1)) for name, found in values.items() if len(found) > 1}
     return Row(inputs.dataset.name, method, _averaged(scores, values), spread, runs, speed, seconds, note)
+
+
+def _make(method: Method, inputs: Inputs, some: Array, shown: Observations, shown_pair: Observations) -> Explainer:
+    if method.name != COLORS:
+        return method.make()
+    known = inputs.known_colours()
+    (_, true), (_, seen) = known[1:]
+    return TrueColors([*known, (shown, true[some]), (shown_pair, seen[some])], **method.options)
+
+
+def _another_start(
+    method: Method, inputs: Inputs, explainer: Explainer, shown: Observations, seed: int
+) -> Array | None:
+    """φ of these images by a second fit; only methods that learn have concepts in embedding space."""
+    if explainer.concepts_ is None:
+        return None
+    train, perturbed = inputs.train
+    again = method.make().fit(inputs.backbone, train, perturbed=perturbed, seed=seed + 1)
+    return again.explain(shown, seed=seed + 1).phi
 
 
 def _repeat(
@@ -156,23 +186,24 @@ def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array]
     return torch.as_tensor(train, device=inputs.backbone.device), test
 
 
-def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> Any:
-    """The weight (M, J) of every token in θ: its attention for PACE; elsewhere θ is a mean, so its own size counts."""
+def _token_weights(explainer: Explainer, found: Explanation, observations: Observations) -> Any:
+    """The weight (M, J) of every token in θ: its size, times its attention unless it is an attribution."""
     if found.phi is None:
         return None
-    if isinstance(explainer, PaceExplainer):
-        return attention
     weights: Array = np.stack([np.abs(tokens).sum(1) for tokens in found.phi])
+    if not isinstance(explainer, TokenAttribution):
+        weights = weights * as_array(observations.attention[:])
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
-def _hidden_patches(found: Explanation, inputs: Inputs, scoring: Scoring, seed: int) -> list[Score]:
-    """Deletion and insertion."""
+def _hidden_patches(found: Explanation, inputs: Inputs, some: Array, scoring: Scoring, seed: int) -> list[Score]:
+    """Deletion and insertion on some of the images `some`, which `found` explains."""
     if found.phi is None or not scoring.hidden_images:
         return []
-    rows = inputs.sample(scoring.hidden_images)
+    rows = inputs.sample(min(scoring.hidden_images, len(some)))
     predict, options = inputs.hide(rows), {"resamples": scoring.bootstrap, "seed": seed, "batch_size": _FORWARD}
-    relevance = patch_relevance(found.phi[rows], found.theta[rows], found.prefix_tokens)
+    found = found[np.searchsorted(some, rows)]
+    relevance = patch_relevance(found.phi, found.theta, found.prefix_tokens)
     return [bootstrap(metric, predict, relevance, **options) for metric in (deletion, insertion)]
 
 

@@ -5,7 +5,14 @@ means. `bootstrap` adds an interval, and `evaluate` gives all scores of a model.
 scipy are imported where they are used.
 """
 
-from pace.metrics.agreement import colour_accuracy, colour_purity, colour_recovery, part_consistency
+from pace.metrics.agreement import (
+    colour_accuracy,
+    colour_purity,
+    colour_recovery,
+    part_consistency,
+    reconstruction,
+    seeds_alike,
+)
 from pace.metrics.declare import Measure, Metric, bootstrap, metric
 from pace.metrics.evaluation import evaluate, score_explanations
 from pace.metrics.faithful import (
@@ -23,6 +30,7 @@ from pace.metrics.sparse import (
     effective_concepts,
     hoyer_sparsity,
     levels,
+    live_concepts,
     n_concepts,
     patch_variety,
     sparsity,
@@ -40,7 +48,8 @@ __all__ = [
     "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
     "colour_accuracy", "colour_purity", "colour_recovery", "concepts_per_image", "deletion", "effective_concepts",
     "evaluate", "evidence_gap", "faithfulness", "faithfulness_given_prediction", "hide_patches", "hide_tokens",
-    "hoyer_sparsity", "insertion", "levels", "majority_class", "metric", "n_concepts", "nonlinear_faithfulness",
-    "part_consistency", "patch_relevance", "patch_variety", "prediction_survival", "reidentification",
-    "score_explanations", "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds",
+    "hoyer_sparsity", "insertion", "levels", "live_concepts", "majority_class", "metric", "n_concepts",
+    "nonlinear_faithfulness", "part_consistency", "patch_relevance", "patch_variety", "prediction_survival",
+    "reconstruction", "reidentification", "score_explanations", "seeds_alike", "sparsity", "stability",
+    "stability_ratio", "stability_when_prediction_holds",
 ]  # fmt: skip

@@ -66,6 +66,8 @@ def evaluate(
         given_prediction=given,
         attention=test.attention[:],
         concepts=model.means_,
+        offset=0.0,
+        embeddings=test.embeddings,
         colours=colours,
         parts=parts,
         bootstrap=bootstrap,
@@ -84,6 +86,9 @@ def score_explanations(
     given_prediction: Sequence[Any] | None = None,
     attention: Any = None,
     concepts: Any = None,
+    offset: Any = None,
+    embeddings: Any = None,
+    phi_other: Any = None,
     colours: Any = None,
     parts: Any = None,
     bootstrap: int = 200,
@@ -103,6 +108,10 @@ def score_explanations(
         Weight of every token in θ of the test images.
     concepts : (K, …)
         What describes every concept at the dataset level, such as its mean.
+    offset, embeddings : 0 or (d,), and (M, J, d)
+        What φ · concepts is added to where that rebuilds a token, and the tokens of the images that φ is of.
+    phi_other
+        φ of the same images by a second fit, with another start.
     """
     notes = []
     if yhat_train is None or yhat_test is None:
@@ -127,6 +136,9 @@ def score_explanations(
         "prefix_tokens": getattr(test, "prefix_tokens", 0),
         "attention": attention,
         "concepts": concepts,
+        "offset": offset,
+        "embeddings": embeddings,
+        "phi_other": phi_other,
         "colours": colours,
         "parts": parts,
     }

@@ -53,8 +53,9 @@ class _Model(options.LayerOptions):
 @dataclass(frozen=True)
 class _Scoring:
     bootstrap: options.Bootstrap = 200
-    hidden_images: Annotated[int, typer.Option(min=0, help="Test images for deletion and insertion.")] = 128
-    patch_images: Annotated[int | None, typer.Option(min=1, help="Test images for other patch-level scores.")] = None
+    hidden_images: Annotated[int, typer.Option(min=0, help="Those of them for deletion and insertion.")] = 128
+    patch_images: Annotated[int, typer.Option(min=1, help="Test images for patch-level scores.")] = 1000
+    second_fit: Annotated[bool, typer.Option(help="Fit again from another start, to see if the concepts stay.")] = True
     repeat_seconds: Annotated[float | None, _method(min=0, help="Start no run of a method after this time.")] = None
 
 
