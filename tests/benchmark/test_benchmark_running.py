@@ -207,7 +207,7 @@ def test_the_second_fit_is_the_same_method_with_the_next_seed(tmp_path, recipe, 
     monkeypatch.setattr(
         KMeans, "_fit", lambda self, *given: seeds.append((self.sample, given[-1])) or fit(self, *given)
     )
-    found = small(tmp_path, recipe, ["kmeans"], options={"kmeans": {"sample": 20}}, seed=3).rows[0]
+    found = small(tmp_path, recipe, ["random"], options={"random": {"sample": 20}}, seed=3).rows[0]
     assert seeds == [(20, 3), (20, 4)]
     assert found.value("seeds_alike") < 1  # other patches, other centres
 
