@@ -29,16 +29,11 @@ def parts_seen(images: CUB, numbers: NDArray[np.int64], perturbation: Perturbati
     height, width = SEES.size
     rows, columns = np.indices(GRID).reshape(2, 1, -1) + 0.5
     x, y = columns / GRID[1], rows / GRID[0]  # (1, patches), from 0 to 1
-    boxes = torch.tensor([0, 0, width, height]).expand(len(numbers), 4)
-    if perturbation is not None:
-        boxes, flips = perturbation.crops(torch.from_numpy(numbers), SEES.size)
-        x = np.where(flips.numpy()[:, None], 1 - x, x)
-    left, top, right, bottom = boxes.numpy().T[:, :, None]
-    places = np.stack(np.broadcast_arrays(left + x * (right - left), top + y * (bottom - top)), 2)
+    whole = np.tile([0.0, 0, 1, 1], (len(numbers), 1))
+    left, top, right, bottom = (whole if perturbation is None else perturbation.crops(numbers, SEES.size)).T[:, :, None]
+    places = np.stack([width * (left + x * (right - left)), height * (top + y * (bottom - top))], 2)
     found = []
-    for number, patches in zip(
-        numbers.tolist(), np.broadcast_to(places, (len(numbers), *places.shape[1:])), strict=True
-    ):
+    for number, patches in zip(numbers.tolist(), places, strict=True):
         parts, (x0, y0, wide, high) = images.parts(number), images.box(number)
         corners = [[x0, y0], [x0 + wide, y0 + high]]
         points = prepare_points(torch.tensor([*parts[:, :2].tolist(), *corners]), image_size(images, number), SEES)

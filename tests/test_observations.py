@@ -19,12 +19,15 @@ def test_numpy_and_torch_give_the_same_batches():
 
 
 def test_sizes_and_selection_are_carried_along():
-    observations = Observations(*arrays(), grid=(2, 2), prefix_tokens=1)
+    crops = np.array([[0, 0, 1, 1], [0.9, 0.2, 0.4, 0.5], [0.1, 0, 1 + 1e-7, 0.3]], np.float32)
+    observations = Observations(*arrays(), grid=(2, 2), prefix_tokens=1, crops=crops)
     assert (len(observations), observations.n_tokens, observations.dim, observations.n_classes) == (3, 5, 4, 2)
     part = observations[[2, 0]]
     assert part.grid == (2, 2)
     assert part.prefix_tokens == 1
     assert np.array_equal(part.embeddings, observations.embeddings[[2, 0]])
+    assert np.array_equal(part.crops, crops[[2, 0]])
+    assert np.array_equal(observations[1:][1].crops, crops[2:])
     assert len(observations[-1]) == 1
     assert np.array_equal(observations[-1].attention, observations.attention[2:])
 
@@ -63,6 +66,15 @@ def spoil(field, index, value):
         ({"predictions": np.ones((2, 2)) / 2}, {}, r"^predictions: expected shape \(3, classes\); found \(2, 2\)$"),
         ({}, {"grid": (2, 2)}, r"^grid: 2 x 2 patches and 0 prefix tokens make 4 tokens, but embeddings have 5$"),
         ({}, {"prefix_tokens": 5}, r"^prefix_tokens: expected 0 to 4"),
+        ({}, {"crops": np.ones((2, 4))}, r"^crops: expected shape \(3, 4\); found \(2, 4\)$"),
+        *(
+            (
+                {},
+                {"crops": [[0, 0, 1, 1], [0, 0, 1, 1], wrong]},
+                r"^crops of image 2 is no part of it; pass left, top, r",
+            )
+            for wrong in ([0, 0, 1, np.nan], [0, 0, 224, 224], [-0.1, 0, 1, 1], [0.5, 0, 0.5, 1], [0, 0.5, 1, 0.5])
+        ),
     ],
 )
 def test_wrong_input_is_refused_in_one_line_that_names_the_image_or_field(values, options, message):

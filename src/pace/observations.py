@@ -61,6 +61,9 @@ class Observations:
         Layout of the patch tokens, row by row. Needed for everything that is drawn on an image.
     prefix_tokens : int
         Tokens before the first patch (1 when CLS is counted, as in the paper).
+    crops : (M, 4), optional
+        For perturbed views: left, top, right, bottom of the part of the image that the view shows, as shares of the
+        image's width and height (the image as the model sees it unperturbed). Left > right where the view is mirrored.
     check : bool
         False skips the check of the values, which reads all of them: for arrays that were checked before.
     """
@@ -73,12 +76,14 @@ class Observations:
         grid: tuple[int, int] | None = None,
         prefix_tokens: int = 0,
         *,
+        crops: ArrayLike | None = None,
         check: bool = True,
     ) -> None:
         self.embeddings, self.attention = _as_array(embeddings), _as_array(attention)
         self.predictions = None if predictions is None else _as_array(predictions)
         self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
         self.prefix_tokens = prefix_tokens
+        self.crops = None if crops is None else _as_array(crops)
         self._check_shapes()
         if check:
             self._check_values()
@@ -92,6 +97,8 @@ class Observations:
             raise ValueError(f"attention: expected shape {shape[:2]} to match embeddings {shape}; found {found}")
         if self.predictions is not None and (len(found := tuple(self.predictions.shape)) != 2 or found[0] != images):
             raise ValueError(f"predictions: expected shape ({images}, classes); found {found}")
+        if self.crops is not None and (found := tuple(self.crops.shape)) != (images, 4):
+            raise ValueError(f"crops: expected shape ({images}, 4); found {found}")
         prefix = self.prefix_tokens
         if not 0 <= prefix < tokens:
             raise ValueError(f"prefix_tokens: expected 0 to {tokens - 1} for {tokens} tokens; found {prefix}")
@@ -111,6 +118,11 @@ class Observations:
                 off = (predictions.float().sum(1) - 1).abs() > 0.02  # rounding to float16 moves sums this far
                 off |= (predictions < -1e-6).any(1)
                 _refuse(off, part.start, "predictions", "is not a distribution; pass probabilities, not logits")
+        if self.crops is not None:
+            crops = _as_tensor(self.crops[:])
+            left, top, right, bottom = crops.T
+            good = (crops > -1e-6).all(1) & (crops < 1 + 1e-6).all(1) & (left != right) & (top < bottom)
+            _refuse(~good, 0, "crops", "is no part of it; pass left, top, right, bottom as shares, not pixels")
 
     def __len__(self) -> int:
         return int(self.embeddings.shape[0])
@@ -150,7 +162,8 @@ class Observations:
         """Observations of some of the images; an integer selects one image."""
         chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
         part = Batch(self.embeddings, self.attention, self.predictions).map(lambda array: array[chosen])
-        return Observations(*part, self.grid, self.prefix_tokens, check=False)
+        crops = None if self.crops is None else self.crops[chosen]
+        return Observations(*part, self.grid, self.prefix_tokens, crops=crops, check=False)
 
     def __repr__(self) -> str:
         classes = f"{self.n_classes} classes" if self.n_classes else "no predictions"

@@ -5,9 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import true_parts
-from torch import tensor
-
-from pace.images.perturb import Crops
 
 BIRD = (
     SimpleNamespace(  # in the upper half: one part to the left, one to the right, and one that cannot be seen between
@@ -33,10 +30,10 @@ def test_a_patch_shows_the_nearest_part_that_can_be_seen_and_the_background_outs
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_perturbed_view_shows_what_is_in_its_crop(flip):
-    crops = Crops(tensor([[0, 56, 112, 168]]), tensor([flip]))
+    crops = np.array([[0.5, 0.25, 0, 0.75] if flip else [0, 0.25, 0.5, 0.75]])
     found = seen(SimpleNamespace(crops=lambda numbers, size: crops))
     np.testing.assert_array_equal(found, np.repeat([[0] * 16, [3] * 16], 8, axis=0))
-    crops = Crops(tensor([[0, 0, 224, 112]]), tensor([flip]))
+    crops = np.array([[1, 0, 0, 0.5] if flip else [0, 0, 1, 0.5]])
     found = seen(SimpleNamespace(crops=lambda numbers, size: crops))
     np.testing.assert_array_equal(found, np.repeat(EXPECTED[:1, ::-1] if flip else EXPECTED[:1], 16, axis=0))
 

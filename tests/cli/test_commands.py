@@ -159,12 +159,18 @@ def test_a_fit_on_extracted_observations_finds_the_same_concepts(elsewhere: Path
 
 
 def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere: Path):
+    from pace.cli.opening import read_extracted
+    from pace.cli.runs import open_run
+    from pace.images import Perturbation
+
     assert invoke("extract", *PHOTOS, "--out", "kept").code == 0
     index = elsewhere / "kept" / "perturbed" / "index.json"
     content = json.loads(index.read_text())
     index.write_text(json.dumps({**content, "shards": []}))
     assert "--config kept/run.json --out kept" in invoke("fit", "--observations", "kept", *QUICK).error
     assert invoke("extract", "--config", "kept/run.json", "--out", "kept").code == 0
+    _, perturbed = read_extracted(open_run("kept", "extract"), pairs=True)
+    np.testing.assert_array_equal(perturbed.crops, Perturbation(0).crops(range(12), (32, 32)))
     assert invoke("fit", "--observations", "kept", *QUICK).code == 0
     assert "layer" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
 

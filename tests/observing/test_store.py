@@ -150,6 +150,21 @@ def test_a_store_of_unknown_length_is_complete_after_finish_also_without_predict
     assert ObservationStore.open(tmp_path).complete
 
 
+def test_crops_are_read_only_if_every_shard_has_them(tmp_path):
+    crops = torch.rand(4, 4).sort(1).values.numpy()
+    halves = {"all": (crops[:2], crops[2:]), "late": (None, crops[2:]), "early": (crops[:2], None)}
+    for folder, parts in halves.items():
+        with StoreWriter(tmp_path / folder, Index(FACTS, total=4), shard_bytes=1) as writer:
+            for start, some in zip((0, 2), parts, strict=True):
+                writer.append(start, make_batch(start, 2), crops=some)
+    found, *partly = (ObservationStore.open(tmp_path / name).observations() for name in halves)
+    np.testing.assert_array_equal(found.crops, crops)
+    np.testing.assert_array_equal(found[[3, 0]].crops, crops[[3, 0]])
+    for observations in partly:
+        assert observations.crops is None
+        assert torch.equal(observations.batch(slice(None)).attention, make_batch(0, 4).attention)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -48,7 +48,7 @@ class SplitObservations(Observations):
         embeddings, attention = _select(whole.embeddings, places), _select(whole.attention, places)
         rest = _select(whole.embeddings, list(range(counted, whole.prefix_tokens)))
         values = embeddings, attention, whole.predictions, whole.grid, counted
-        return cls(*values, rest=rest, cls_beside=cls_beside, check=False)
+        return cls(*values, crops=whole.crops, rest=rest, cls_beside=cls_beside, check=False)
 
     def __getitem__(self, images: Any) -> SplitObservations:
         part = super().__getitem__(images)

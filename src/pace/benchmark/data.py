@@ -150,4 +150,5 @@ class Inputs:
         if size > _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[1]:
             return observations
         there = observations.batch(slice(None), device)
-        return Observations(*there, observations.grid, observations.prefix_tokens, check=False)
+        grid, prefix_tokens = observations.grid, observations.prefix_tokens
+        return Observations(*there, grid, prefix_tokens, crops=observations.crops, check=False)

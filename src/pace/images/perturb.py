@@ -43,17 +43,6 @@ _RECIPE = 1  # part of the fingerprint: raise it whenever the same settings woul
 _PLACES = (1, 4 * _CROP_TRIES, 1, 4, 4, 1, 1)
 
 
-class Crops(NamedTuple):
-    """What a perturbation did to positions.
-
-    boxes : (B, 4) int64; left, top, right, bottom of the part that is shown, in pixels of the unperturbed image
-    flips : (B,) bool; whether that part is mirrored left to right
-    """
-
-    boxes: Tensor
-    flips: Tensor
-
-
 class Draws(NamedTuple):
     """The random parameters of B images; those of a stage that is switched off are not used."""
 
@@ -131,16 +120,15 @@ class Perturbation:
             sigma=_between(*BLUR_SIGMA, sigma[:, 0]),
         )
 
-    def crops(self, indices: Indices, size: tuple[int, int]) -> Crops:
-        """Which part of each image of (height, width) pixels is shown after the perturbation, and whether mirrored."""
-        height, width = size
+    def crops(self, indices: Indices, size: tuple[int, int]) -> NDArray[np.float32]:
+        """(B, 4): which part of each image of (height, width) pixels its view shows, as `Observations.crops` has it."""
         draws = self.draw(indices, size)
-        flips = draws.flips & ("flip" in self.stages)
-        left, top, right, bottom = draws.boxes.T if "crop" in self.stages else np.array([[0], [0], [width], [height]])
-        # The paper flips first, so the box was drawn on the mirrored image.
-        left, right = np.where(flips, width - right, left), np.where(flips, width - left, right)
-        boxes = np.stack(np.broadcast_arrays(left, top, right, bottom), axis=1)
-        return Crops(torch.from_numpy(boxes), torch.from_numpy(flips))
+        shares: NDArray[np.float64] = draws.boxes / np.array([size[1], size[0]] * 2)
+        if "crop" not in self.stages:
+            shares[:] = 0, 0, 1, 1
+        if "flip" in self.stages:  # comes first, so the box was drawn on the mirrored image
+            shares[draws.flips, ::2] = 1 - shares[draws.flips, ::2]
+        return shares.astype(np.float32)
 
     def fingerprint(self) -> str:
         """Short hex string that changes when the perturbation of any image does."""

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pace.images import Perturb, Perturbation, normalize
 from pace.images.imageset import OnError
+from pace.images.perturb import Indices
 from pace.observations import Batch, Observations
 from pace.observing.pipeline import Behind, uploaded
 from pace.observing.sources import BackboneLike, Images, Source, open_source
@@ -52,7 +54,8 @@ def observe(
         `pace.images.open_images` opens: a dataset's name (with `data_root` and `split`) or a folder.
     perturb
         Observe the perturbed view of the same images: True for the paper's perturbation with `seed`, or any
-        ``perturb(batch, indices)`` on images in [0, 1].
+        ``perturb(batch, indices)`` on images in [0, 1]. If it has a method ``crops(indices, size)``, as the paper's
+        has, the observations have `crops`.
     store
         A folder to keep the observations in instead of memory; what is there already is not computed again.
     on_error
@@ -99,6 +102,13 @@ def perturbation(perturb: Perturb | bool, seed: int) -> Perturb:
     return Perturbation(seed) if perturb is True else perturb
 
 
+def crops_of(perturb: Perturb | None, indices: Indices, size: tuple[int, int]) -> NDArray[np.float32] | None:
+    """`Observations.crops` of a view, if its perturbation can tell."""
+    if perturb is None or not hasattr(perturb, "crops"):
+        return None
+    return np.asarray(perturb.crops(indices, size), np.float32)
+
+
 def _extract(
     backbone: BackboneLike, source: Source, views: Sequence[_View], progress: bool | None
 ) -> list[Observations]:
@@ -115,9 +125,11 @@ def _extract(
             batch = upload()
             for (perturb, _), sink, missing in zip(views, sinks, gaps, strict=True):
                 if any(rows[0] in gap for gap in missing):
-                    view = batch if perturb is None else perturb(batch, torch.as_tensor(rows))
+                    numbers = torch.as_tensor(rows)
+                    view = batch if perturb is None else perturb(batch, numbers)
+                    crops = crops_of(perturb, numbers, (batch.shape[2], batch.shape[3]))
                     result = backbone(normalize(view, backbone.preprocessing))
-                    behind.keep(partial(sink.append, rows[0]), result, extremes(result.embeddings))
+                    behind.keep(partial(sink.append, rows[0], crops=crops), result, extremes(result.embeddings))
             advance(len(batch))
         behind.wait()
         return [sink.finish(source.total) for sink in sinks]
@@ -155,9 +167,10 @@ class _Memory:
         self.gaps = [range(sys.maxsize if total is None else total)]
         self._total, self._count = total, 0
         self._grid, self._prefix_tokens = grid, prefix_tokens
+        self._crops: list[NDArray[np.float32]] = []
 
-    def append(self, start: int, batch: Batch, bounds: Tensor) -> None:
-        check(start, batch, bounds, self._grid, self._prefix_tokens)
+    def append(self, start: int, batch: Batch, bounds: Tensor, crops: NDArray[np.float32] | None) -> None:
+        check(start, batch, bounds, self._grid, self._prefix_tokens, crops)
         stop = start + len(batch.attention)
         if self._count == 0:
             self._arrays = batch.map(lambda part: new_memory((self._total or stop, *part.shape[1:]), part.dtype))
@@ -165,10 +178,13 @@ class _Memory:
             self._arrays = self._arrays.map(lambda array: torch.cat([array, torch.empty_like(array)]))
         self._arrays.put(slice(start, stop), batch)
         self._count = stop
+        if crops is not None:
+            self._crops.append(crops)
 
     def finish(self, total: int | None) -> Observations:
         arrays = self._arrays.map(lambda array: array[: self._count])
-        return Observations(*arrays, self._grid, self._prefix_tokens, check=False)
+        crops = np.concatenate(self._crops) if self._crops else None
+        return Observations(*arrays, self._grid, self._prefix_tokens, crops=crops, check=False)
 
 
 def new_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -4,9 +4,9 @@ A store is a folder: ``index.json``, and shards of consecutive images as safeten
 exists: it is replaced atomically after each finished shard and holds every shard's size and checksum. So a reader sees
 finished shards only, and a killed writer leaves at most a file that the next writer deletes.
 
-Embeddings are float16; a batch with a value beyond float16's range (±65504) makes its whole shard float32. Attention and
-predictions are float32: they are small next to the embeddings, and float16 would turn the small probabilities whose
-logarithms are taken later into zeros.
+Embeddings are float16; a batch with a value beyond float16's range (±65504) makes its whole shard float32. Attention,
+predictions and crops are float32: they are small next to the embeddings, and float16 would turn the small probabilities
+whose logarithms are taken later into zeros.
 """
 
 from __future__ import annotations
@@ -168,12 +168,11 @@ class ObservationStore:
             raise ValueError(f"{self.path} lacks {missing}; run the extraction again to fill them in")
         layouts = [_layout(self.path / shard.file) for shard in self.shards]
         arrays, numbers = {}, np.arange(self.shards[-1].stop)
-        for name, (_, row) in layouts[0].items():
+        for name in set(layouts[0]).intersection(*layouts):  # shards of an older version lack crops
+            row = layouts[0][name][1]
             dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
             arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers)
-        predictions = arrays.get("predictions")
-        grid, prefix_tokens = self._index.grid, self._index.prefix_tokens
-        return Observations(arrays["embeddings"], arrays["attention"], predictions, grid, prefix_tokens, check=False)
+        return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
 
     def verify(self) -> None:
         """Read every shard and compare its checksum; a ValueError names the damaged ones."""
@@ -230,14 +229,18 @@ class StoreWriter:
         with self._lock:
             self._flush()  # after Ctrl-C or a failing model, what was computed is still written
 
-    def append(self, start: int, batch: Batch, bounds: Tensor | None = None) -> None:
+    def append(
+        self, start: int, batch: Batch, bounds: Tensor | None = None, crops: npt.NDArray[np.float32] | None = None
+    ) -> None:
         """Add the images from number `start` on; `bounds` are the `extremes` of the embeddings, if known already."""
         bounds = extremes(batch.embeddings) if bounds is None else bounds
-        check(start, batch, bounds, self._index.grid, self._index.prefix_tokens)
+        check(start, batch, bounds, self._index.grid, self._index.prefix_tokens, crops)
         narrow = bounds.abs().max() <= _FLOAT16_MAX
         kinds = {"embeddings": torch.float16 if narrow else torch.float32}
         parts = {name: part for name, part in batch._asdict().items() if part is not None}
         tensors = {name: part.detach().to("cpu", kinds.get(name, torch.float32)) for name, part in parts.items()}
+        if crops is not None:
+            tensors["crops"] = torch.from_numpy(crops)
         if start != self._start + sum(len(part["attention"]) for part in self._waiting):
             self._flush()  # a shard holds consecutive images
         if not self._waiting:
@@ -280,10 +283,17 @@ def extremes(embeddings: Tensor) -> Tensor:
     return torch.stack([embeddings.amin(-1), embeddings.amax(-1)], dim=-1).float()
 
 
-def check(start: int, batch: Batch, bounds: Tensor, grid: tuple[int, int] | None, prefix_tokens: int) -> None:
+def check(
+    start: int,
+    batch: Batch,
+    bounds: Tensor,
+    grid: tuple[int, int] | None,
+    prefix_tokens: int,
+    crops: npt.NDArray[np.float32] | None,
+) -> None:
     """The checks of `Observations` on the batch from image `start` on; `bounds` are its `extremes`."""
     try:
-        Observations(bounds, batch.attention, batch.predictions, grid, prefix_tokens)
+        Observations(bounds, batch.attention, batch.predictions, grid, prefix_tokens, crops=crops)
     except ValueError as error:
         raise ValueError(f"in the batch from image {start} on: {error}") from error
 

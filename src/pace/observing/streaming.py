@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor
 from pace.images import ImageSet, Perturb, normalize, to_float
 from pace.images.imageset import short_hash
 from pace.images.loading import decoded
-from pace.observations import Batch, Device, Lazy, Observations, Rows
-from pace.observing.extract import perturbation
+from pace.observations import ArrayLike, Batch, Device, Lazy, Observations, Rows
+from pace.observing.extract import crops_of, perturbation
 from pace.observing.sources import BackboneLike
 
 _GPU_WORKERS = 8  # threads that decode for a GPU
@@ -76,14 +77,15 @@ class _Stream(Observations, Lazy):
             # Memory that is not written to is not used yet, so the shares of other processes cost nothing here.
             self._kept = example.map(lambda part: torch.from_numpy(np.empty((count, *part.shape[1:]), np.float32)))
         embeddings, attention, predictions = (
-            None if part is None else _Promised(self, name, (count, *part.shape[1:]))
+            None if part is None else _Promised(partial(self._part, name), (count, *part.shape[1:]))
             for name, part in example._asdict().items()
         )
-        super().__init__(embeddings, attention, predictions, self.grid, self.prefix_tokens, check=False)
+        crops = _Promised(self._crops, (count, 4)) if hasattr(perturb, "crops") else None
+        super().__init__(embeddings, attention, predictions, self.grid, self.prefix_tokens, crops=crops, check=False)
 
     def prepare(self, images: Rows) -> Callable[[], Batch]:
         """Decodes at once, so that it can be done beside the model; the result then runs the backbone."""
-        numbers = np.arange(*images.indices(len(self))) if isinstance(images, slice) else np.asarray(images, np.int64)
+        numbers = self._numbers(images)
         if (kept := self._kept) is not None and self._known[numbers].all():
             return lambda: kept.map(lambda part: part[numbers])
         pixels = self._pixels(numbers)
@@ -103,7 +105,19 @@ class _Stream(Observations, Lazy):
 
     def __getitem__(self, images: int | Rows) -> Observations:
         chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
-        return Observations(*self.batch(chosen), self.grid, self.prefix_tokens, check=False)
+        crops = self._crops(chosen)
+        return Observations(*self.batch(chosen), self.grid, self.prefix_tokens, crops=crops, check=False)
+
+    def _numbers(self, images: Rows) -> npt.NDArray[np.int64]:
+        return np.arange(*images.indices(len(self))) if isinstance(images, slice) else np.asarray(images, np.int64)
+
+    def _part(self, name: str, images: Rows) -> Tensor:
+        part: Tensor = getattr(self.batch(images, "cpu", torch.float32), name)
+        return part
+
+    def _crops(self, images: Rows) -> npt.NDArray[np.float32] | None:
+        """Without the images and without the model."""
+        return crops_of(self._perturb, self._numbers(images), self._backbone.preprocessing.size)
 
     def _compute(self, pixels: Tensor, numbers: npt.NDArray[np.int64]) -> Batch:
         found = []
@@ -127,9 +141,11 @@ class _Promised:
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, stream: _Stream, name: str, shape: tuple[int, ...]):
-        self._stream, self._name, self.shape = stream, name, shape
+    def __init__(self, read: Callable[[Rows], ArrayLike], shape: tuple[int, ...]):
+        self._read, self.shape = read, shape
 
-    def __getitem__(self, images: Any) -> Tensor:
-        part: Tensor = getattr(self._stream.batch(images, "cpu", torch.float32), self._name)
-        return part
+    def __getitem__(self, images: Rows) -> ArrayLike:
+        return self._read(images)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self[:], dtype)
