@@ -42,7 +42,7 @@ class PatchConcepts(Explainer):
         K, and the number of patches to learn from, equally many from every training image.
     """
 
-    offset_ = 0.0
+    offset_: Array | float = 0.0
 
     def __init__(self, n_concepts: int = 100, sample: int = SAMPLE) -> None:
         check_counts(n_concepts=n_concepts, sample=sample)

@@ -85,7 +85,7 @@ class SparseAutoencoder(PatchConcepts):
                 revived = largest(raised * dead, min(_REVIVED, latents)) @ directions
                 loss = loss + _REVIVAL * (lefts[-1].detach() - revived).square().sum(1).mean()
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             schedule.step()
         self.encoder_, self.bias_, self.centre_, self.scale_ = encoder.detach(), bias.detach(), offset, scale

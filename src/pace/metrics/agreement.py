@@ -116,8 +116,7 @@ def reconstruction(phi: Any, embeddings: Any, concepts: Any, offset: Any, prefix
     left, sums, squares = np.empty(images), np.empty((images, rows.shape[1])), np.empty(images)
     for start in range(0, images, _BATCH):
         part = slice(start, start + _BATCH)
-        # The last ones: an explanation may have CLS beside the patches where the embeddings do not.
-        tokens = as_array(embeddings[part])[:, -patches:].astype(np.float64)
+        tokens = as_array(embeddings[part])[:, prefix_tokens:].astype(np.float64)
         left[part] = np.square(tokens - as_array(offset) - weights[part] @ rows).sum((1, 2))
         sums[part], squares[part] = tokens.sum(1), np.square(tokens).sum((1, 2))
     mean = sums.sum(0) / (images * patches)
