@@ -91,7 +91,7 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             attention=_token_weights(explainer, patches, shown),
             concepts=explainer.concepts_,
             offset=explainer.offset_,
-            embeddings=shown.embeddings,
+            embeddings=_with_cls(shown.embeddings, patches, shown),
             phi_other=_another_start(method, inputs, explainer, shown, seed) if scoring.second_fit else None,
             bootstrap=scoring.bootstrap,
             seed=seed,
@@ -184,6 +184,15 @@ def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array]
         for some, _ in (inputs.train, inputs.test)
     )
     return torch.as_tensor(train, device=inputs.backbone.device), test
+
+
+def _with_cls(array: Any, found: Explanation, observations: Observations) -> Any:
+    """An array (M, J, …) of the observations, with zeros for CLS where the explanation alone has it as a token."""
+    beside = found.prefix_tokens - observations.prefix_tokens
+    if not beside:
+        return array
+    tokens = torch.as_tensor(as_array(array[:]))
+    return torch.cat([torch.zeros_like(tokens[:, :beside]), tokens], 1)
 
 
 def _token_weights(explainer: Explainer, found: Explanation, observations: Observations) -> Any:
