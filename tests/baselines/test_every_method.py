@@ -25,12 +25,22 @@ SMALL = {
     "kmeans": {"n_concepts": 5},
     "gmm": {"n_concepts": 5},
     "semi-nmf": {"n_concepts": 5},
+    "sae": {"n_concepts": 5, "steps": 20},
+    "sae-8x": {"n_concepts": 2, "steps": 20},
+    "sae-matryoshka": {"n_concepts": 8, "steps": 20},
+    "position": {"n_concepts": 5},
+    "attention-rank": {"n_concepts": 5},
+    "lot": {"n_concepts": 5},
+    "random": {"n_concepts": 5},
     "embedding": {},
     "majority": {},
 }
 CHANCE = {"shap-kernel", "lime", "shap", "agi", "craft-sobol"}  # another seed, another explanation
-DATASET = {"pace", "pace-paper", "craft", "craft-sobol", "kmeans", "gmm", "semi-nmf"}
-PATCHES = DATASET | {"saliency", "agi", "craft-per-class"}
+DATASET = {
+    *("pace", "pace-paper", "craft", "craft-sobol", "kmeans", "gmm", "semi-nmf"),
+    *("sae", "sae-8x", "sae-matryoshka", "lot", "random"),
+}
+PATCHES = DATASET | {"saliency", "agi", "craft-per-class", "position", "attention-rank"}
 IMAGES = 12
 
 pytestmark = pytest.mark.filterwarnings("ignore:the bound still rises")
@@ -99,12 +109,14 @@ def test_it_explains_every_image_in_the_shape_all_share(name, scene, fitted):
     assert (found.grid, found.prefix_tokens) == (test.grid, test.prefix_tokens)
     if name in ("shap", "shap-kernel", "lime", "saliency", "agi", "embedding"):
         assert found.n_concepts == test.dim
-    assert (found.phi is not None) == (name in PATCHES | {"true-colors"})
+    assert (found.phi is not None) == method.patch_level == (name in PATCHES | {"true-colors"})
     if found.phi is not None:
         assert found.phi.shape == (len(test), test.n_tokens, found.n_concepts)
         assert found.patch_map(0, 0).shape == test.grid
-    if name in PATCHES - {"pace", "pace-paper", "craft-sobol"}:
-        np.testing.assert_allclose(found.theta, found.phi.mean(1), rtol=1e-4, atol=1e-6)
+    if name in PATCHES - {"pace", "pace-paper", "craft-sobol", "lot"}:
+        weights = None if name in ("saliency", "agi") else test.attention / test.attention.sum(1, keepdim=True)
+        mean = found.phi.mean(1) if weights is None else np.einsum("mj,mjk->mk", weights, found.phi)
+        np.testing.assert_allclose(found.theta, mean, rtol=1e-4, atol=1e-6)
     assert method.explain(test, seed=1, patches=False).phi is None
     if name in DATASET:
         assert method.concepts_.shape == (found.n_concepts, test.dim)

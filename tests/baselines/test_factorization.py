@@ -71,7 +71,12 @@ def test_how_many_patches_are_taken_at_a_time_changes_nothing(monkeypatch):
     dictionaries = torch.stack([planted(4, 10, 1, seed=seed)[1] for seed in (1, 2, 3)])
 
     def everything():
-        fitted = [k_means(patches, 5, 0), *nmf(patches, 4, 0), *nmf(sets, 2, 0), semi_nmf(patches, 4, 0)]
+        fitted = [
+            k_means(patches, patches[:, 0] + 0.1, 5, 0),
+            *nmf(patches, 4, 0),
+            *nmf(sets, 2, 0),
+            semi_nmf(patches, 4, 0),
+        ]
         return [*fitted, coefficients(sets, dictionary), coefficients(sets, dictionaries), nearest(patches, dictionary)]
 
     whole = everything()
@@ -91,7 +96,14 @@ def test_k_means_finds_planted_centres():
     centres = torch.from_numpy(10 * rng.normal(size=(6, 12)).astype(np.float32))
     owner = rng.integers(6, size=500)
     patches = centres[owner] + torch.from_numpy(rng.normal(size=(500, 12)).astype(np.float32))
-    found = k_means(patches, 6, seed=0)
+    found = k_means(patches, torch.ones(500), 6, seed=0)
     assert matched(found, centres).min() > 0.99
     distances = torch.cdist(found, centres).numpy()
     assert distances[linear_sum_assignment(distances)].max() < 1.0
+    # What has no weight has no centre, and a patch of weight 3 is three patches.
+    five = k_means(patches, torch.from_numpy(owner > 0).float(), 5, seed=0)
+    assert torch.cdist(five, centres).min(1).indices.sort().values.tolist() == [1, 2, 3, 4, 5]
+    weights = torch.tensor([1.0, 3.0, 1.0])
+    torch.testing.assert_close(
+        k_means(torch.tensor([[0.0], [4.0], [40.0]]), weights, 2, 0).sort(0).values, torch.tensor([[3.0], [40.0]])
+    )

@@ -12,6 +12,8 @@ from pace.metrics import (
     part_ari,
     part_consistency,
     part_consistency_by_position,
+    reconstruction,
+    seeds_alike,
 )
 from pace.metrics.agreement import Contingency, cell_of
 
@@ -150,3 +152,42 @@ def test_bad_parts_are_refused():
         part_consistency(phi, np.tile([0, 16], (30, 1)))
     with pytest.raises(ValueError, match=r"found \[-1\]"):
         part_consistency(phi, np.full((30, 3), -1))
+
+
+def test_the_same_concepts_under_other_names_are_alike_and_unrelated_ones_are_not():
+    phi = phi_of(COLOURS)
+    assert seeds_alike(phi, phi_of(np.array([7, 2, 9, 0, 4])[COLOURS])) == pytest.approx(1)
+    unrelated = RNG.choice(5, p=[0.6, 0.1, 0.1, 0.1, 0.1], size=COLOURS.shape)
+    assert abs(seeds_alike(phi, phi_of(unrelated))) < 0.1
+    assert seeds_alike(phi, phi_of(np.zeros_like(COLOURS))) == pytest.approx(0, abs=1e-12)
+    assert seeds_alike(*[phi_of(np.zeros_like(COLOURS))] * 2) == 0  # one concept for all says nothing
+    with_cls = [np.concatenate([phi_of(RNG.integers(5, size=(30, 1))), phi], 1) for _ in range(2)]
+    assert seeds_alike(*with_cls, prefix_tokens=1) == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"phi_other: expected images and patches \(30, 16\)"):
+        seeds_alike(phi, phi[:, 1:])
+
+
+def test_seeds_alike_by_hand():
+    # Matched 0-0 and 1-1: 3 of 4 patches; by chance 2/4 · 1/4 + 2/4 · 3/4 = 1/2.
+    first, second = phi_of(np.array([[0, 0, 1, 1]]), 2), phi_of(np.array([[0, 1, 1, 1]]), 3)
+    assert seeds_alike(first, second) == pytest.approx((3 / 4 - 1 / 2) / (1 - 1 / 2))
+    assert seeds_alike(second, first) == pytest.approx(0.5)
+    # A concept that another fit has split in two keeps its larger half.
+    whole, split = np.repeat([[0, 1]], 6, 1), np.array([[0, 0, 0, 0, 2, 2, 1, 1, 1, 1, 1, 1]])
+    chance = 1 / 2 * 4 / 12 + 1 / 2 * 1 / 2
+    expected = (10 / 12 - chance) / (1 - chance)
+    assert seeds_alike(phi_of(whole), phi_of(split)) == pytest.approx(expected)
+    score = bootstrap(seeds_alike, phi_of(COLOURS), phi_of(np.where(RNG.random(COLOURS.shape) < 0.7, COLOURS, 5)))
+    assert score.low < score.value < score.high < 0.9
+
+
+def test_reconstruction_is_the_share_of_variance_that_scikit_learn_finds():
+    from sklearn.metrics import r2_score
+
+    phi, concepts, offset = RNG.random((70, 5, 3)), RNG.normal(size=(3, 4)), RNG.normal(size=4)
+    tokens = offset + phi @ concepts + 0.3 * RNG.normal(size=(70, 5, 4))
+    rebuilt = (offset + phi @ concepts)[:, 1:].reshape(-1, 4)
+    expected = r2_score(tokens[:, 1:].reshape(-1, 4), rebuilt, multioutput="variance_weighted")
+    assert reconstruction(phi, tokens, concepts, offset, prefix_tokens=1) == pytest.approx(expected)
+    assert reconstruction(np.ones((70, 5, 1)), tokens, tokens.mean((0, 1))[None], 0.0) == pytest.approx(0)
+    assert reconstruction(-phi, tokens, concepts, offset) < 0

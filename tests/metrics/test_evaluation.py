@@ -68,6 +68,7 @@ def test_a_sound_explanation_has_all_scores_and_no_warning(judged):
         "leading_share",
         "leading_area",
         "cls_weight",
+        "live_concepts",
         "n_concepts",
         "effective_concepts",
         "colour_recovery",
@@ -227,7 +228,7 @@ def test_scores_survive_json_and_their_intervals_hold_them(judged):
         text = json.dumps(scores.as_dict(), allow_nan=False)
         assert Scores.from_dict(json.loads(text)).as_dict() == scores.as_dict()
         for name, score in scores.items():
-            if name in ("n_concepts", "levels"):
+            if name in ("n_concepts", "levels", "live_concepts"):
                 assert (score.low, score.high) == (None, None)
             else:
                 assert score.range[0] <= score.low <= score.value <= score.high <= score.range[1]

@@ -14,6 +14,7 @@ from pace.metrics import (
     leading_attention,
     leading_share,
     levels,
+    live_concepts,
     n_concepts,
     sparsity,
 )
@@ -88,6 +89,7 @@ def patches(*rows):
 def test_distinct_concepts_are_counted_in_every_image_without_the_prefix():
     phi = patches([3, 0, 0, 1], [3, 2, 2, 2])
     assert concepts_per_image(phi, 1) == pytest.approx(1.5)
+    assert (live_concepts(phi, 1), live_concepts(phi)) == (3, 4)
     assert concepts_per_image(phi) == pytest.approx(2.5)
 
 

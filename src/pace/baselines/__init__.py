@@ -15,7 +15,19 @@ from pace.baselines.craft import CRAFT
 from pace.baselines.explainer import Explainer, PaceExplainer, PointExplanation
 from pace.baselines.gradients import AGI, Saliency
 from pace.baselines.head import EveryToken, SplitObservations, reads_uncounted
-from pace.baselines.references import GaussianMixture, KMeans, Majority, MeanEmbedding, SemiNMF, TrueColors
+from pace.baselines.references import (
+    AttentionRank,
+    ByLot,
+    GaussianMixture,
+    KMeans,
+    Majority,
+    MeanEmbedding,
+    Position,
+    RandomCentres,
+    SemiNMF,
+    TrueColors,
+)
+from pace.baselines.sae import SparseAutoencoder
 
 EXPLAINERS: dict[str, Callable[..., Explainer]] = {
     "pace": PaceExplainer,
@@ -31,6 +43,13 @@ EXPLAINERS: dict[str, Callable[..., Explainer]] = {
     "kmeans": KMeans,
     "gmm": GaussianMixture,
     "semi-nmf": SemiNMF,
+    "sae": SparseAutoencoder,
+    "sae-8x": partial(SparseAutoencoder, expansion=8),
+    "sae-matryoshka": partial(SparseAutoencoder, nested=True),
+    "position": Position,
+    "attention-rank": AttentionRank,
+    "lot": ByLot,
+    "random": RandomCentres,
     "embedding": MeanEmbedding,
     "majority": Majority,
 }
@@ -44,7 +63,8 @@ def explainer(name: str, **options: Any) -> Explainer:
 
 
 __all__ = [
-    "AGI", "CRAFT", "EXPLAINERS", "LIME", "SHAP", "EveryToken", "Explainer", "GaussianMixture", "KMeans", "Majority",
-    "MeanEmbedding", "PaceExplainer", "PointExplanation", "Saliency", "SemiNMF", "SplitObservations", "TrueColors",
-    "explainer", "reads_uncounted",
+    "AGI", "CRAFT", "EXPLAINERS", "LIME", "SHAP", "AttentionRank", "ByLot", "EveryToken", "Explainer",
+    "GaussianMixture", "KMeans", "Majority", "MeanEmbedding", "PaceExplainer", "PointExplanation", "Position",
+    "RandomCentres", "Saliency", "SemiNMF", "SparseAutoencoder", "SplitObservations", "TrueColors", "explainer",
+    "reads_uncounted",
 ]  # fmt: skip

@@ -27,6 +27,8 @@ _POWER_STEPS, _LASSO_STEPS, _LASSO_TOLERANCE = 50, 2000, 1e-6
 class ChannelAttribution(Explainer):
     """A method that sees how the logit changes when channels are absent. There is no patch level."""
 
+    patch_level = False
+
     def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:
         self.head_ = Head(backbone, train)
         self.mean_ = self.head_.mean(train)  # (R, d)

@@ -22,7 +22,7 @@ from pace.baselines.factorization import coefficients, nmf
 from pace.baselines.head import Head, Part
 from pace.baselines.references import FACTOR_SAMPLE, SAMPLE, draw_patches, explain_tokens
 from pace.explanation import Array, Explanation
-from pace.observations import Observations
+from pace.observations import Batch, Observations
 
 _SOBOL_IMAGES, _SOBOL_MASKS = 512, 16  # at most so many images and at least so many masks go through h together
 _EXAMPLES = 5  # images per class that the concepts' importance is estimated on
@@ -67,7 +67,7 @@ class CRAFT(Explainer):
 
     def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:
         self.head_ = Head(backbone, train)
-        patches = draw_patches(train, self.sample, self.n_concepts, seed, self.device_).clamp_min_(0)
+        patches = draw_patches(train, self.sample, self.n_concepts, seed, self.device_)[0].clamp_min_(0)
         classes = self.head_.classes(train).cpu().numpy()
         present = np.unique(classes).tolist()
         examples = {label: np.flatnonzero(classes == label)[:_EXAMPLES] for label in present}
@@ -84,8 +84,8 @@ class CRAFT(Explainer):
     def _explain(self, observations: Observations, seed: int, patches: bool) -> Explanation:
         classes = self.head_.classes(observations).to(self.device_)
 
-        def find(tokens: Tensor, images: slice) -> Tensor:
-            return coefficients(tokens.clamp_min(0), _of(self.dictionaries_, classes[images]))
+        def find(batch: Batch, images: slice) -> Tensor:
+            return coefficients(batch.embeddings.clamp_min(0), _of(self.dictionaries_, classes[images]))
 
         found = explain_tokens(observations, find, self.device_, patches)
         if self.explains == "coefficients":

@@ -21,7 +21,9 @@ class Explainer(ABC):
 
     name : as in the tables
     repeats : runs to average its scores over; 1 if the method is deterministic
+    patch_level : whether `explain` can give φ
     concepts_ : (K, d) the concepts in embedding space, the dataset level; None where there is none
+    offset_ : what φ · concepts_ is added to where that rebuilds a token (0, or d numbers); None where it does not
 
     `explain` is one run: run r is ``explain(observations, seed=seed + r)``. With the same seed an image and its perturbed
     version get the same random draws.
@@ -29,7 +31,9 @@ class Explainer(ABC):
 
     name: str
     repeats: int = 1
+    patch_level: bool = True
     concepts_: Array | None = None
+    offset_: Array | float | None = None
     device_: torch.device
 
     def fit(
@@ -61,6 +65,8 @@ class Explainer(ABC):
 
 class PaceExplainer(Explainer):
     """PACE with any of its options, ŷ withheld; "pace-paper" with ``updates="paper"``, as printed in the paper."""
+
+    offset_ = 0.0
 
     def __init__(self, n_concepts: int = 100, **options: Any) -> None:
         self.n_concepts, self.options = n_concepts, options

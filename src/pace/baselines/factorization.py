@@ -16,27 +16,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
+from pace.model.seeding import spread_out
+
 _TINY = 1e-12
 _SEEDING = 200  # patches per centre that k-means++ chooses from
 _LLOYD_STEPS, _NMF_STEPS, _SEMI_NMF_STEPS = 50, 200, 50
 _ROWS_PER_THREAD, _ROWS = 1 << 11, 1 << 18  # chunk size in patches, on a CPU (per thread) and on a GPU
 
 
-def k_means(patches: Tensor, k: int, seed: int) -> Tensor:
-    """Centres (K, d): k-means++ on a sample, then Lloyd's algorithm on all patches."""
-    from sklearn.cluster import kmeans_plusplus
-
+def k_means(patches: Tensor, weights: Tensor, k: int, seed: int) -> Tensor:
+    """Centres (K, d) of patches with weights (n,): k-means++ on a sample, then Lloyd's algorithm on all patches."""
     rng = np.random.default_rng(seed)
-    some = rng.permutation(len(patches))[: _SEEDING * k]
-    sample = patches[torch.from_numpy(some).to(patches.device)].cpu().numpy()
-    centres = torch.from_numpy(kmeans_plusplus(sample, k, random_state=int(rng.integers(2**31)))[0]).to(patches)
+    some = torch.from_numpy(rng.permutation(len(patches))[: _SEEDING * k]).to(patches.device)
+    sample = patches[some]
+    chosen = spread_out(sample - sample.mean(0), weights[some], k, rng, trials=2 + int(math.log(k)))
+    centres = sample[chosen]
     for _ in range(_LLOYD_STEPS):
         sums, sizes = torch.zeros_like(centres), torch.zeros_like(centres[:, :1])
         for rows in chunks(patches):
-            owned = one_hot(nearest(patches[rows], centres), k).to(patches.dtype)
+            owned = one_hot(nearest(patches[rows], centres), k) * weights[rows, None]
             sums += owned.T @ patches[rows]
             sizes += owned.sum(0)[:, None]
-        fresh = torch.where(sizes > 0, sums / sizes.clamp_min(1), centres)
+        fresh = torch.where(sizes > 0, sums / sizes.clamp_min(_TINY), centres)
         if torch.equal(fresh, centres):
             break
         centres = fresh
@@ -123,7 +124,7 @@ def nmf(patches: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def semi_nmf(patches: Tensor, k: int, seed: int) -> Tensor:
     """The dictionary W (K, d), of either sign, of A ≈ U W with U ≥ 0 (Ding, Li & Jordan 2010), from the k-means centres."""
-    dictionary = normalize(k_means(patches, k, seed))
+    dictionary = normalize(k_means(patches, torch.ones_like(patches[:, 0]), k, seed))
     weights = None
     for _ in range(_SEMI_NMF_STEPS):
         weights = coefficients(patches, dictionary, weights, steps=20)

@@ -123,8 +123,8 @@ class Inputs:
         own = true_colors(train, preprocessing, grid)
         return [(self.train[0], own), (self.test[0], self.truth["colours"]), (self.test[1], seen)]
 
-    def sample(self, count: int | None) -> Array:
-        """The positions of so many test images, the same for all methods; all of them for None."""
+    def sample(self, count: int) -> Array:
+        """The positions of so many test images, the same for all methods; a smaller sample is part of a larger one."""
         order = np.random.default_rng(self.seed).permutation(len(self.dataset.test))
         return np.sort(order[:count])
 

@@ -12,7 +12,10 @@ from pace import PACE
 from pace.baselines import EXPLAINERS, Explainer, TrueColors, explainer
 
 COLORS = "true-colors"  # needs the ground truth, so it is not among EXPLAINERS
-REFERENCES = ("kmeans", "gmm", "semi-nmf", "embedding", "majority", COLORS)
+REFERENCES = (
+    "kmeans", "gmm", "semi-nmf", "sae", "sae-8x", "sae-matryoshka",
+    "random", "lot", "position", "attention-rank", "embedding", "majority", COLORS,
+)  # fmt: skip
 PAPER_METHODS = ("pace", "pace-paper", "shap", "lime", "saliency", "agi", "craft")
 
 # A method without a title here goes by its name. Up to a comma it is what the paper calls the method.
@@ -30,6 +33,13 @@ _TITLES = {
     "kmeans": "k-means",
     "gmm": "Gaussian mixture",
     "semi-nmf": "Semi-NMF",
+    "sae": "Sparse autoencoder",
+    "sae-8x": "Sparse autoencoder, 8 x K",
+    "sae-matryoshka": "Sparse autoencoder, nested",
+    "random": "Random centres",
+    "lot": "k-means laid out by lot",
+    "position": "Position alone",
+    "attention-rank": "Attention rank",
     "embedding": "Mean embedding",
     "majority": "Majority class",
     COLORS: "True colours",

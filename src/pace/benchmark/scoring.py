@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pace.baselines import Explainer, PaceExplainer, TrueColors
+from pace.baselines.gradients import TokenAttribution
 from pace.benchmark.data import Inputs
 from pace.benchmark.methods import COLORS, Method
 from pace.benchmark.results import Row
@@ -29,6 +30,8 @@ from pace.metrics import (
 )
 from pace.metrics.by_lot import random_mixtures
 from pace.metrics.declare import Array
+from pace.metrics.inputs import as_array
+from pace.observations import Observations
 from pace.progress import progress
 
 
@@ -39,47 +42,58 @@ class Scoring:
     bootstrap : resamples for the intervals
     regression_runs : runs of a random method that faithfulness is averaged over; other scores are averaged over all runs
     repeat_seconds : no further run starts after this long; None for no limit
-    patch_images : test images for patch-level scores; None for all
-    hidden_images : test images whose concepts are removed and added; 0 leaves these scores out
+    patch_images : test images for patch-level scores
+    hidden_images : those of them whose concepts are removed and added; 0 leaves these scores out
+    second_fit : fit methods that learn concepts again with seed + 1, another draw of patches and of starting centres
     """
 
     bootstrap: int = 200
     regression_runs: int = 3
     repeat_seconds: float | None = None
     hidden_images: int = 128
-    patch_images: int | None = None
+    patch_images: int = 1000
+    second_fit: bool = True
 
 
 def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) -> Row:
     """Run r explains with seed + r; run 0 gets every score, the others only those that are cheap."""
     device, seconds = inputs.backbone.device, dict.fromkeys(("fit", "explain", "score"), 0.0)
     (train, train_pair), (test, test_pair) = inputs.train, inputs.test
-    explainer = TrueColors(inputs.known_colours(), **method.options) if method.name == COLORS else method.make()
+    some = inputs.sample(scoring.patch_images)
+    shown, shown_pair = test[some], test_pair[some]  # φ of all images would not fit into memory
+    explainer = _make(method, inputs, some, shown, shown_pair)
     with _timed(seconds, "fit"):
         explainer.fit(inputs.backbone, train, perturbed=train_pair, seed=seed)
     with _timed(seconds, "explain"):
-        of_train = explainer.explain(train, seed=seed, patches=False)
-        of_perturbed = explainer.explain(test_pair, seed=seed, patches=False)
-    speed = (len(train) + len(test)) / seconds["explain"]
-    with _timed(seconds, "explain"):
-        of_test = explainer.explain(test, seed=seed)
+        of_train, of_test, of_perturbed = (
+            explainer.explain(images, seed=seed, patches=False) for images in (train, test, test_pair)
+        )
+    speed = (len(train) + 2 * len(test)) / seconds["explain"]
+    patches, patches_pair = of_test, of_perturbed
+    if explainer.patch_level:
+        with _timed(seconds, "explain"):
+            patches, patches_pair = (explainer.explain(images, seed=seed) for images in (shown, shown_pair))
     with _timed(seconds, "score"):
-        some = inputs.sample(scoring.patch_images)
-        weights = _token_weights(explainer, of_test, test.attention)
         theta: Any = torch.as_tensor(of_train.theta, device=device)  # where the regressions run
-        more = _hidden(explainer, of_test, inputs, scoring, some)
+        more = _hidden(explainer, patches, inputs, scoring, some)
         more |= {name: known[some] for name, known in inputs.truth.items()}
         scores = score_explanations(
             replace(of_train, theta=theta),
-            replace(of_test, phi=None if of_test.phi is None else of_test.phi[some]),
-            of_perturbed,
+            replace(of_test, phi=patches.phi),
+            replace(of_perturbed, phi=patches_pair.phi),
             yhat_train=train.predictions,
             yhat_test=test.predictions,
             yhat_perturbed=test_pair.predictions,
             given_prediction=_given_prediction(explainer, inputs),
             random=random_mixtures(train, test, _in_use(explainer, of_test), seed=seed, device=device),
-            token_weights=None if weights is None else weights[some],
+            attention=_with_cls(shown.attention, patches, shown),
+            attention_perturbed=_with_cls(shown_pair.attention, patches, shown),
+            token_weights=_token_weights(explainer, patches, shown),
+            crops=None if shown_pair.crops is None else as_array(shown_pair.crops[:]),
             concepts=explainer.concepts_,
+            offset=explainer.offset_,
+            embeddings=_with_cls(shown.embeddings, patches, shown),
+            phi_other=_another_start(method, inputs, explainer, shown, seed) if scoring.second_fit else None,
             bootstrap=scoring.bootstrap,
             seed=seed,
             **more,
@@ -90,6 +104,25 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
         note = f"{runs} of {explainer.repeats} runs in the {scoring.repeat_seconds:g} seconds they were given"
     spread = {name: float(np.std(found, ddof=1)) for name, found in values.items() if len(found) > 1}
     return Row(inputs.dataset.name, method, _averaged(scores, values), spread, runs, speed, seconds, note)
+
+
+def _make(method: Method, inputs: Inputs, some: Array, shown: Observations, shown_pair: Observations) -> Explainer:
+    if method.name != COLORS:
+        return method.make()
+    known = inputs.known_colours()
+    (_, true), (_, seen) = known[1:]
+    return TrueColors([*known, (shown, true[some]), (shown_pair, seen[some])], **method.options)
+
+
+def _another_start(
+    method: Method, inputs: Inputs, explainer: Explainer, shown: Observations, seed: int
+) -> Array | None:
+    """φ of these images by a second fit; only methods that learn have concepts in embedding space."""
+    if explainer.concepts_ is None:
+        return None
+    train, perturbed = inputs.train
+    again = method.make().fit(inputs.backbone, train, perturbed=perturbed, seed=seed + 1)
+    return again.explain(shown, seed=seed + 1).phi
 
 
 def _repeat(
@@ -159,24 +192,33 @@ def _in_use(explainer: Explainer, found: Explanation) -> int:
     return max(1, int(found.theta.shape[1]) - empty)
 
 
-def _token_weights(explainer: Explainer, found: Explanation, attention: Any) -> Any:
-    """The weight (M, J) of every token in θ: its attention for PACE; elsewhere θ is a mean, so its own size counts."""
+def _with_cls(array: Any, found: Explanation, observations: Observations) -> Any:
+    """An array (M, J, …) of the observations, with zeros for CLS where the explanation alone has it as a token."""
+    beside = found.prefix_tokens - observations.prefix_tokens
+    if not beside:
+        return array
+    tokens = torch.as_tensor(as_array(array[:]))
+    return torch.cat([torch.zeros_like(tokens[:, :beside]), tokens], 1)
+
+
+def _token_weights(explainer: Explainer, found: Explanation, observations: Observations) -> Any:
+    """The weight (M, J) of every token in θ: its size, times its attention unless it is an attribution."""
     if found.phi is None:
         return None
-    if isinstance(explainer, PaceExplainer):
-        return attention
     weights: Array = np.stack([np.abs(tokens).sum(1) for tokens in found.phi])
+    if not isinstance(explainer, TokenAttribution):
+        weights = weights * as_array(observations.attention[:])
     return np.where(weights.sum(1, keepdims=True) > 0, weights, 1.0)
 
 
 def _hidden(explainer: Explainer, found: Explanation, inputs: Inputs, scoring: Scoring, some: Array) -> dict[str, Any]:
-    """A few of the images with a patch level, whose concepts are removed and added, and how much each concept matters."""
+    """A few of the images `some`, which `found` explains, whose concepts are removed and added, and how much each matters."""
     if found.phi is None or not scoring.hidden_images:
         return {}
-    places = np.flatnonzero(np.isin(some, inputs.sample(scoring.hidden_images)))
-    rows = some[places]
+    rows = inputs.sample(min(scoring.hidden_images, len(some)))
+    places = np.searchsorted(some, rows)
     hiding = replace(hide(inputs.backbone, inputs.dataset.test, rows), rows=places)
-    return {"hiding": hiding, "importance": explainer.importance(inputs.test[0][rows], found[rows])}
+    return {"hiding": hiding, "importance": explainer.importance(inputs.test[0][rows], found[places])}
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from pace.metrics.agreement import (
     part_ari,
     part_consistency,
     part_consistency_by_position,
+    reconstruction,
+    seeds_alike,
 )
 from pace.metrics.declare import Measure, Metric, bootstrap, metric
 from pace.metrics.evaluation import evaluate, score_explanations
@@ -56,6 +58,7 @@ from pace.metrics.sparse import (
     leading_attention,
     leading_share,
     levels,
+    live_concepts,
     n_concepts,
     sparsity,
 )
@@ -74,9 +77,9 @@ __all__ = [
     "effect_at_best", "effect_by_attention", "effect_by_lot", "effective_concepts", "evaluate", "faithfulness",
     "faithfulness_given_prediction", "gain_over_attention", "gain_over_lot", "hide", "hide_patches", "hide_tokens",
     "hoyer_sparsity", "information_over_attention", "insertion", "leading_area", "leading_attention",
-    "leading_share", "levels", "logit_fidelity", "majority_class", "matching_patches", "metric", "n_concepts",
-    "nonlinear_faithfulness", "part_ari", "part_consistency", "part_consistency_by_position", "prediction_survival",
-    "random_fidelity", "reidentification", "score_explanations", "sparsity", "stability", "stability_ratio",
-    "stability_when_prediction_holds", "warp_agreement", "warp_gain", "warp_gain_over_attention",
-    "within_image_information",
+    "leading_share", "levels", "live_concepts", "logit_fidelity", "majority_class", "matching_patches", "metric",
+    "n_concepts", "nonlinear_faithfulness", "part_ari", "part_consistency", "part_consistency_by_position",
+    "prediction_survival", "random_fidelity", "reconstruction", "reidentification", "score_explanations",
+    "seeds_alike", "sparsity", "stability", "stability_ratio", "stability_when_prediction_holds", "warp_agreement",
+    "warp_gain", "warp_gain_over_attention", "within_image_information",
 ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""How well the concepts of patches (their largest φ) agree with known names: the colours of Color, the body parts of CUB."""
+"""How well the concepts of patches (their largest φ) agree with known names, the colours of Color and the body parts of CUB,
+with those of another fit, and with the patches themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import as_array, entropy, patches_of
+
+_BATCH = 64  # images whose embeddings are read at once
 
 
 @metric(title="Colour recovery", better="higher", range=(0, 1))
@@ -87,6 +91,61 @@ def cell_of(x: Array, y: Array, cells: int) -> Array:
     row, column = np.floor(y * rows).clip(0, rows - 1), np.floor(x * columns).clip(0, columns - 1)
     found: Array = (row * columns + column).astype(np.int64)
     return found
+
+
+@metric(title="Seeds alike", better="higher", range=(-1, 1))
+def seeds_alike(phi: Any, phi_other: Any, prefix_tokens: int = 0) -> Measure:
+    """Share of patches whose concept in one fit is the match of their concept in another fit with another start, corrected
+    for chance: 1 for the same concepts, 0 for unrelated ones.
+
+    (v − v₀) / (1 − v₀): concepts are matched one to one so that the share v is largest, v₀ is the share if the concepts of
+    the two fits were independent. Nothing is matched again for the interval. 0 where both fits have a single concept.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    first, second = patches_of(phi, prefix_tokens).argmax(2), patches_of(phi_other, prefix_tokens).argmax(2)
+    if first.shape != second.shape:
+        raise ValueError(f"phi_other: expected images and patches {first.shape} as phi has; found {second.shape}")
+    table = np.zeros((first.max() + 1, second.max() + 1))
+    np.add.at(table, (first, second), 1)
+    ours, theirs = linear_sum_assignment(table, maximize=True)
+    of_first, of_second = (np.full(size, -1) for size in table.shape)  # the number of every concept's pair
+    of_first[ours], of_second[theirs] = np.arange(len(ours)), np.arange(len(ours))
+    alike = ((of_first[first] == of_second[second]) & (of_first[first] >= 0)).mean(1)
+    shares = [
+        np.stack([np.bincount(row + 1, minlength=len(ours) + 1)[1:] for row in pairs]) / first.shape[1]
+        for pairs in (of_first[first], of_second[second])
+    ]
+
+    def values(weights: Array) -> Array:
+        total = weights.sum(1)
+        chance = np.prod([weights @ share / total[:, None] for share in shares], axis=0).sum(1)
+        found: Array = np.divide(
+            weights @ alike / total - chance, 1 - chance, out=np.zeros_like(chance), where=chance < 1
+        )
+        return found
+
+    return Measure(len(first), values)
+
+
+@metric(title="Reconstruction", better="higher", range=(-math.inf, 1))
+def reconstruction(phi: Any, embeddings: Any, concepts: Any, offset: Any, prefix_tokens: int = 0) -> Measure:
+    """Share of the variance of the patches that their concepts rebuild.
+
+    1 − Σ‖e − ê‖² / Σ‖e − ē‖² over patches with ê = offset + Σ_k φ_k · concept k; concepts (K, d), offset 0 or (d,).
+    More concepts for every patch rebuild more: compare methods that give it equally many.
+    """
+    weights, rows = patches_of(phi, prefix_tokens), as_array(concepts)
+    images, patches, _ = weights.shape
+    left, sums, squares = np.empty(images), np.empty((images, rows.shape[1])), np.empty(images)
+    for start in range(0, images, _BATCH):
+        part = slice(start, start + _BATCH)
+        tokens = as_array(embeddings[part])[:, prefix_tokens:].astype(np.float64)
+        left[part] = np.square(tokens - as_array(offset) - weights[part] @ rows).sum((1, 2))
+        sums[part], squares[part] = tokens.sum(1), np.square(tokens).sum((1, 2))
+    mean = sums.sum(0) / (images * patches)
+    spread = squares - 2 * sums @ mean + patches * mean @ mean
+    return Measure(images, lambda drawn: 1 - (drawn @ left) / (drawn @ spread))
 
 
 class Contingency:

@@ -26,6 +26,12 @@ METRICS = [
 ]
 
 
+_INPUTS = {
+    "yhat_train", "yhat_test", "yhat_perturbed", "embeddings", "attention", "attention_perturbed", "token_weights", "crops",
+    "concepts", "offset", "phi_other", "hiding", "importance", "colours", "parts",
+}  # fmt: skip
+
+
 def evaluate(
     model: PACE,
     train: Observations,
@@ -84,6 +90,7 @@ def evaluate(
         token_weights=attention,
         crops=_whole(perturbed, "crops"),
         concepts=model.means_,
+        offset=0.0,
         colours=colours,
         parts=parts,
         hiding=hiding,
@@ -98,23 +105,11 @@ def score_explanations(
     test: Any,
     perturbed: Any = None,
     *,
-    yhat_train: Any = None,
-    yhat_test: Any = None,
-    yhat_perturbed: Any = None,
     given_prediction: Sequence[Any] | None = None,
     random: Sequence[Any] | None = None,
-    embeddings: Any = None,
-    attention: Any = None,
-    attention_perturbed: Any = None,
-    token_weights: Any = None,
-    crops: Any = None,
-    concepts: Any = None,
-    colours: Any = None,
-    parts: Any = None,
-    hiding: Hiding | None = None,
-    importance: Any = None,
     bootstrap: int = 200,
     seed: int = 0,
+    **inputs: Any,
 ) -> Scores:
     """`evaluate` for explanations of any method: every score that can be computed from what is given.
 
@@ -122,65 +117,44 @@ def score_explanations(
     ----------
     train, test, perturbed : Explanation
         Or anything with `theta` and, for the patch level, `phi`, `grid` and `prefix_tokens`.
+    given_prediction, random
+        θ of train and test when the method was given ŷ, and for concepts drawn by lot (`pace.metrics.by_lot`).
     yhat_train, yhat_test, yhat_perturbed
         The transformer's predictions, as labels or distributions.
-    given_prediction
-        θ of train and test when the method was given ŷ.
-    random
-        θ of train and test for concepts drawn by lot, as many as the method uses (`pace.metrics.by_lot`).
-    embeddings : (M, J, d)
-        Of the test images' tokens: anything with `shape` and slicing.
-    attention, attention_perturbed : (M, J)
-        Of CLS to every token of the test images and of their perturbed versions.
-    token_weights : (M, J)
-        Weight of every token in θ of the test images; in PACE its attention.
+    embeddings, attention, attention_perturbed, token_weights : (M, J, d), (M, J)
+        Of the tokens of the test images and, where named so, of their perturbed versions: embeddings (anything with `shape`
+        and slicing), attention of CLS, and weight in θ, which in PACE is the attention.
     crops : (M, 4)
         What the perturbed images show of the images (`Observations.crops`).
-    concepts : (K, …)
-        What describes every concept at the dataset level, such as its mean.
-    importance : (n, K)
-        How much each concept matters for the prediction in the images of `hiding`; by default their θ.
+    concepts, offset : (K, …), 0 or (d,)
+        What describes every concept at the dataset level, such as its mean; what φ · concepts is added to rebuild a token.
+    phi_other
+        φ of the same images by a second fit, with another start.
+    hiding, importance : Hiding, (n, K)
+        Some of the images to hide patches of, and how much each concept matters for the prediction there; by default their θ.
+    colours, parts
+        As in `evaluate`.
     """
+    if unknown := inputs.keys() - _INPUTS:
+        raise TypeError(f"score_explanations: no metric takes {unknown.pop()!r}; expected {', '.join(sorted(_INPUTS))}")
+    known = {name: value for name, value in inputs.items() if value is not None}
     notes = []
-    if yhat_train is None or yhat_test is None:
+    if not {"yhat_train", "yhat_test"} <= known.keys():
         notes.append("There are no predictions, so faithfulness is not measured.")
-    elif len(np.unique(labels_of(yhat_train, len(train.theta), "yhat_train"))) == 1:
+    elif len(np.unique(labels_of(known["yhat_train"], len(train.theta), "yhat_train"))) == 1:
         notes.append("The transformer predicts one class for all training images: there is nothing to be faithful to.")
-        yhat_train = None
-    if hiding is not None and importance is None:
-        importance = test.theta[hiding.rows]
-    theta_train_given, theta_test_given = given_prediction or (None, None)
-    theta_train_random, theta_test_random = random or (None, None)
-    inputs = {
-        "theta_train": train.theta,
-        "yhat_train": yhat_train,
-        "theta_test": test.theta,
-        "yhat_test": yhat_test,
-        "theta_train_given": theta_train_given,
-        "theta_test_given": theta_test_given,
-        "theta_train_random": theta_train_random,
-        "theta_test_random": theta_test_random,
-        "theta": test.theta,
-        "yhat": yhat_test,
-        "theta_perturbed": getattr(perturbed, "theta", None),
-        "yhat_perturbed": yhat_perturbed,
-        "explanation": test,
-        "phi": getattr(test, "phi", None),
-        "phi_perturbed": getattr(perturbed, "phi", None),
-        "grid": getattr(test, "grid", None),
-        "prefix_tokens": getattr(test, "prefix_tokens", 0),
-        "embeddings": embeddings,
-        "attention": attention,
-        "attention_perturbed": attention_perturbed,
-        "token_weights": token_weights,
-        "crops": crops,
-        "concepts": concepts,
-        "colours": colours,
-        "parts": parts,
-        "hiding": hiding,
-        "importance": importance,
-    }
-    scores = _every_score({name: value for name, value in inputs.items() if value is not None}, bootstrap, seed)
+        del known["yhat_train"]
+    if "hiding" in known:
+        known.setdefault("importance", test.theta[known["hiding"].rows])
+    for name, pair in (("given", given_prediction), ("random", random)):
+        if pair is not None:
+            known |= {f"theta_train_{name}": pair[0], f"theta_test_{name}": pair[1]}
+    if perturbed is not None:
+        known |= {"theta_perturbed": perturbed.theta, "phi_perturbed": getattr(perturbed, "phi", None)}
+    known |= {"theta": test.theta, "theta_train": train.theta, "theta_test": test.theta, "explanation": test}
+    known |= {name: getattr(test, name, None) for name in ("phi", "grid", "prefix_tokens")}
+    known |= {"yhat": known.get("yhat_test")}
+    scores = _every_score({name: value for name, value in known.items() if value is not None}, bootstrap, seed)
     signs = signs_of_collapse(scores)
     return Scores(scores.values(), [*notes, *(sign.sentence for sign in signs)], verdict(scores, signs))
 

@@ -109,6 +109,12 @@ def cls_weight(token_weights: Any, prefix_tokens: int = 1) -> Measure:
     return Measure.mean(weights[:, :prefix_tokens].sum(1) / weights.sum(1))
 
 
+@metric(title="Live concepts", better=None, range=(1, math.inf))
+def live_concepts(phi: Any, prefix_tokens: int = 0) -> Measure:
+    """Number of concepts that are the largest φ of at least one patch of these images; the others are never seen."""
+    return Measure.fixed(len(np.unique(patches_of(phi, prefix_tokens).argmax(2))))
+
+
 @metric(title="Concepts", better="lower", range=(1, math.inf))
 def n_concepts(theta: Any) -> Measure:
     """Parsimony as the paper counts it: the number K of concepts the method has, used or not."""

@@ -54,7 +54,8 @@ class _Model(options.LayerOptions):
 class _Scoring:
     bootstrap: options.Bootstrap = 200
     hidden_images: options.HiddenImages = 128
-    patch_images: Annotated[int | None, typer.Option(min=1, help="Test images for other patch-level scores.")] = None
+    patch_images: Annotated[int, typer.Option(min=1, help="Test images for patch-level scores.")] = 1000
+    second_fit: Annotated[bool, typer.Option(help="Fit again from another start, to see if the concepts stay.")] = True
     repeat_seconds: Annotated[float | None, _method(min=0, help="Start no run of a method after this time.")] = None
 
 
