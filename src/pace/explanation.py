@@ -152,7 +152,8 @@ def _beta(phi: Array, gamma: Array, weights: Array, prior: Array) -> tuple[Array
     theta, precision = prior / total, np.full(len(prior), float(total))  # as of a concept without any patch
     seen = np.flatnonzero(weights @ phi > _FAINT)
     # φ_jk ∝ p_jk exp E log θ_k, so the likelihoods p follow from φ but for a factor of each patch.
-    likelihood = phi[:, seen] * np.exp(digamma(gamma[seen]).max() - digamma(gamma[seen])).astype(np.float64)
+    field = digamma(gamma[seen].astype(np.float64))
+    likelihood = phi[:, seen] * np.exp(np.minimum(field.max() - field, 40))
     likelihood /= likelihood.max(1, keepdims=True).clip(1e-300)
     share = gamma[seen] / gamma[seen].sum()
     for _ in range(_SETTLING):

@@ -82,7 +82,8 @@ class View(NamedTuple):
 def views(world: Pictures) -> tuple[View, View]:
     both = (world.seen, world.perturbed)
     averages = [torch.as_tensor(some.embeddings.mean(1)) for some in both]
-    kinds = k_means(averages[0][TRAIN], CLASSES, 0)
+    learned = averages[0][TRAIN]
+    kinds = k_means(learned, torch.ones(len(learned)), CLASSES, 0)
     lottery = np.random.default_rng(1)
     return tuple(
         View(
@@ -100,7 +101,8 @@ def views(world: Pictures) -> tuple[View, View]:
 def k_means_concepts(world: Pictures) -> tuple[np.ndarray, np.ndarray]:
     """An honest explainer's concepts of both views."""
     tokens = [torch.as_tensor(some.embeddings) for some in (world.seen, world.perturbed)]
-    centres = k_means(tokens[0][TRAIN].flatten(0, 1), CONCEPTS, 0)
+    learned = tokens[0][TRAIN].flatten(0, 1)
+    centres = k_means(learned, torch.ones(len(learned)), CONCEPTS, 0)
     return tuple(nearest(some.flatten(0, 1), centres).view(some.shape[:2]).numpy() for some in tokens)
 
 

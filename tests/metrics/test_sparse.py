@@ -126,7 +126,7 @@ def test_levels_are_found_and_not_believed():
     assert found(concepts=np.full((4, 2), np.nan)) == 2
     assert found(theta=np.full((3, 4), 0.25)) == 2
     assert found(phi=np.repeat(theta[:, None], 3, 1)) == 2  # one concept for all patches
-    assert found(phi=patches([0] * 9 + [1], [1] * 9 + [2], [2] * 10)) == 2  # one covers nearly all of them
+    assert found(phi=patches([0] * 19 + [1], [1] * 19 + [2], [2] * 20)) == 2  # one covers nearly all of them
 
 
 @given(PHI)
