@@ -217,7 +217,7 @@ def test_an_explanation_that_says_no_more_than_random_concepts_is_caught():
     lot = random_mixtures(train, test, 8, device="cpu")
     known = {"yhat_train": train.predictions, "yhat_test": test.predictions, "random": lot, "bootstrap": 100}
     scores = score_explanations(*map(explanation, lot), **known)
-    assert scores["logit_fidelity"].value == scores["random_fidelity"].value
+    assert scores["fidelity_over_random"].value == 0
     assert warned(scores, "than concepts drawn by lot do")
     truth = explanation(data.theta[:200]), explanation(data.theta[200:])
     assert not warned(score_explanations(*truth, **known), "drawn by lot")
@@ -252,7 +252,7 @@ def test_evaluate_scores_a_fitted_model(fitted):
     assert scores["levels"].value == 3
     assert {"faithfulness", "faithfulness_given_prediction", "part_consistency", "part_ari"} <= scores.keys()
     assert scores["part_consistency_by_position"].value > 0.9  # every part is always in the same place
-    assert scores["logit_fidelity"].value > scores["random_fidelity"].value
+    assert scores["fidelity_over_random"].value > 0
     assert scores.verdict.endswith("the concepts follow the parts no better than position does.")
     plain = evaluate(model, train, test, perturbed, colours=colours, parts=parts, bootstrap=0)
     assert {name: score.value for name, score in plain.items()} == {name: score.value for name, score in scores.items()}

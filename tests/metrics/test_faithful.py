@@ -10,10 +10,10 @@ from pace.metrics import (
     class_echo,
     faithfulness,
     faithfulness_given_prediction,
+    fidelity_over_random,
     logit_fidelity,
     majority_class,
     nonlinear_faithfulness,
-    random_fidelity,
 )
 from pace.metrics.by_lot import random_mixtures
 
@@ -80,7 +80,9 @@ def test_tensors_are_taken_and_gradients_and_random_state_left_alone():
 
 def test_logits_that_are_linear_in_theta_are_recovered_for_all_classes():
     assert score(logit_fidelity, THETA, SHARES) > 0.999
-    assert score(random_fidelity, THETA, SHARES) == score(logit_fidelity, THETA, SHARES)
+    even = np.full((300, 5), 0.2)
+    over = fidelity_over_random(THETA[TRAIN], even[TRAIN], SHARES[TRAIN], THETA[TEST], even[TEST], SHARES[TEST])
+    assert over == pytest.approx(score(logit_fidelity, THETA, SHARES) - score(logit_fidelity, even, SHARES))
     assert score(logit_fidelity, np.full((300, 5), 0.2), SHARES) == pytest.approx(0, abs=0.05)
     assert score(logit_fidelity, np.random.default_rng(3).dirichlet(np.ones(50), 300), SHARES) < 0.05
 

@@ -24,7 +24,7 @@ _NOTHING, _WARNED = "–", " ⚠"
 # The scores that show where those of Table 1 mislead, by table, in reading order.
 _EXPOSING = {
     "the image level": (
-        "logit_fidelity", "random_fidelity", "faithfulness_given_prediction", "nonlinear_faithfulness", "class_echo",
+        "logit_fidelity", "fidelity_over_random", "faithfulness_given_prediction", "nonlinear_faithfulness", "class_echo",
         "stability_ratio", "stability_when_prediction_holds", "reidentification", "between_images", "hoyer_sparsity",
         "effective_concepts", "leading_share",
     ),

@@ -42,7 +42,7 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
     low = value | {name: score.low for name, score in scores.items() if score.low is not None}
     high = value | {name: score.high for name, score in scores.items() if score.high is not None}
     faithful, given = value["faithfulness"], value["faithfulness_given_prediction"]
-    fidelity, lot = value["logit_fidelity"], value["random_fidelity"]
+    fidelity, over = value["logit_fidelity"], value["fidelity_over_random"]
     apart, ratio, echo = (value[name] for name in ("between_images", "stability_ratio", "class_echo"))
     used, total, majority = (value[name] for name in ("effective_concepts", "n_concepts", "majority_class"))
     area, attended, cls = (value[name] for name in ("leading_area", "leading_attention", "cls_weight"))
@@ -64,8 +64,8 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
              f"The prediction is recovered no better ({faithful:.2f}) than by always naming the most frequent class "
              f"({majority:.2f}): the explanation says nothing about it."): low["faithfulness"] <= majority,
         Sign("image", "concepts drawn by lot say as much about the prediction",
-             f"Over all classes the explanation says no more about the prediction ({fidelity:.2f}, at the low end "
-             f"{low['logit_fidelity']:.2f}) than concepts drawn by lot do ({lot:.2f})."): low["logit_fidelity"] <= lot,
+             f"Over all classes the explanation says no more about the prediction ({fidelity:.2f}) than concepts drawn by lot "
+             f"do ({fidelity - over:.2f})."): low["fidelity_over_random"] <= 0,
         Sign("image", "its concepts are the classes under other names",
              f"The leading concept of an image is its predicted class under another name (agreement {echo:.2f}): faithful, "
              "but it explains nothing."): echo > 0.95,

@@ -100,15 +100,18 @@ def logit_fidelity(theta_train: Any, yhat_train: Any, theta_test: Any, yhat_test
     return Measure(len(test), values)
 
 
-@metric(title="Faithfulness over all classes, random concepts", better=None, range=(-math.inf, 1))
-def random_fidelity(
-    theta_train_random: Any, yhat_train: Any, theta_test_random: Any, yhat_test: Any, *, seed: int = 0
-) -> Measure:
-    """The same for concepts drawn by lot: an explanation that is no better says nothing of its own about the prediction.
+@metric(title="Faithfulness over random concepts", better="higher", range=(-math.inf, math.inf))
+def fidelity_over_random(
+    theta_train: Any, theta_train_random: Any, yhat_train: Any, theta_test: Any, theta_test_random: Any, yhat_test: Any,
+    *, seed: int = 0,
+) -> Measure:  # fmt: skip
+    """How much more of the logits is recovered than from concepts drawn by lot; at 0 nothing was learned about the prediction.
 
-    `logit_fidelity` of θ of random concepts (`pace.metrics.by_lot`).
+    `logit_fidelity` less that of random concepts (`pace.metrics.by_lot`), over the same images.
     """
-    return logit_fidelity.measure(theta_train_random, yhat_train, theta_test_random, yhat_test, seed=seed)
+    own = logit_fidelity.measure(theta_train, yhat_train, theta_test, yhat_test, seed=seed)
+    lot = logit_fidelity.measure(theta_train_random, yhat_train, theta_test_random, yhat_test, seed=seed)
+    return Measure(own.images, lambda weights: own.values(weights) - lot.values(weights))
 
 
 @metric(title="Class echo", better=None, range=(0, 1))
