@@ -185,6 +185,10 @@ def test_scores_above_their_floors_are_left_alone():
 @pytest.mark.parametrize(
     ("scores", "line"),
     [
+        (
+            [*SOUND, FOLLOWS, score("gain_over_lot", 0.1, -0.1, 0.3)],
+            "Believe images and patches, but not which concepts matter (random patches matter as much).",
+        ),
         ([*SOUND, FOLLOWS], "Believe images and patches: no test speaks against it."),
         (
             [*SOUND, FOLLOWS, score("warp_gain", 0.0)],

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from pace.metrics.scores import Score
-from pace.metrics.sparse import COVERED
+from pace.metrics.sparse import COVERED, COVERED_ATTENTION
 
 Level = Literal["image", "patch", "importance"]
 
@@ -79,7 +79,7 @@ def signs_of_collapse(scores: Mapping[str, Score]) -> list[Sign]:
              "withheld: much of it only repeats the prediction."): given - faithful > 0.1,
         Sign("patch", "one concept covers the picture",
              f"One concept covers a typical image ({_shares(area, attended)}): there is no patch level to speak "
-             "of."): area > COVERED or attended > COVERED,
+             "of."): area > COVERED or attended > COVERED_ATTENTION,
         Sign("patch", "no patch level (a patch's place and attention say as much)",
              "The concept of a patch says no more of it than its place and attention do (within-image information "
              f"{_beside(information, value['information_over_attention'])}): there is no patch level."):
@@ -113,11 +113,12 @@ def verdict(scores: Mapping[str, Score], signs: list[Sign]) -> str:
         if reasons or missing:
             doubts[level] = reasons[0] if reasons else f"the {level} level was not tested (no {missing})"
     believed = [level for level in _NEEDED if level not in doubts]
-    head = "Believe images and patches" if not doubts else f"Believe the {believed[0]} level only" if believed else None
     unimportant = [sign.reason for sign in signs if sign.level == "importance"]
-    if head and unimportant:
-        doubts["importance"] = f"not which concepts matter ({unimportant[0]})"
-    return f"{head or 'Do not believe it'}: {'; '.join(doubts.values()) or 'no test speaks against it'}."
+    aside = f", but not which concepts matter ({unimportant[0]})" if unimportant and believed else ""
+    if not doubts:
+        return f"Believe images and patches{aside or ': no test speaks against it'}."
+    head = f"Believe the {believed[0]} level only{aside}" if believed else "Do not believe it"
+    return f"{head}: {'; '.join(doubts.values())}."
 
 
 def _beside(value: float, over: float) -> str:
