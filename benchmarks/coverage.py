@@ -101,7 +101,7 @@ def main() -> None:
     if given.backbone is not None:
         rows = {f"{given.dataset}, another crop": lambda: photos(given)}
     for case, measure in rows.items():
-        print("| {} | {:.2f} | {:.2f} | {:.0f} |".format(case, *measure()), flush=True)
+        print("| {} | {:.2f} | {:.2f} | {:.1f} |".format(case, *measure()), flush=True)
 
 
 if __name__ == "__main__":
