@@ -1,5 +1,7 @@
 """Explainers that know nothing of a patch are caught by the patch level's scores; honest ones get no warning at all."""
 
+from pathlib import Path
+
 import patchless
 import pytest
 from patchless import CONCEPTS, PATCHLESS, TEST, TRAIN, explanation
@@ -7,6 +9,11 @@ from patchless import CONCEPTS, PATCHLESS, TEST, TRAIN, explanation
 from pace import PACE, Explanation
 from pace.metrics import Scores, evaluate, score_explanations
 
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+COLUMNS = (
+    "faithfulness", "within_image_information", "information_over_attention", "warp_gain", "warp_gain_over_attention",
+    "warp_agreement",
+)  # fmt: skip
 HONEST = {"EM": {"refine": 0}, "PACE": {}, "PACE, refined": {"refine": 100}}
 
 
@@ -34,6 +41,14 @@ def judged(world: patchless.Pictures, seen: Explanation, perturbed: Explanation)
     )
 
 
+def assert_documented(name: str, scores: Scores) -> None:
+    """The figures of docs/metrics.md are these."""
+    lines = METRICS_PAGE.read_text(encoding="utf-8").replace("×", "x").splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {name} |")]
+    cells = [float(cell.strip(" *").replace("−", "-")) for cell in row.strip("|").split("|")[1:]]
+    assert cells == pytest.approx([scores[column].value for column in COLUMNS], abs=0.02)
+
+
 @pytest.mark.parametrize("name", PATCHLESS)
 def test_an_explainer_that_knows_nothing_of_a_patch_is_told_so(world, both_views, name):
     concepts = [PATCHLESS[name](view) for view in both_views]
@@ -43,12 +58,14 @@ def test_an_explainer_that_knows_nothing_of_a_patch_is_told_so(world, both_views
     assert len(told) == 2  # neither the embeddings nor the other view know of one
     assert "no patch level" in scores.verdict
     assert not scores.verdict.startswith("Believe images and patches")
+    assert_documented(name, scores)
 
 
 def test_honest_k_means_is_believed(world, both_views):
     scores = judged(world, *(explanation(view.honest, CONCEPTS) for view in both_views))
     assert scores.warnings == []
     assert scores.verdict == "Believe images and patches: no test speaks against it."
+    assert_documented("k-means", scores)
 
 
 @pytest.mark.parametrize("name", HONEST)
