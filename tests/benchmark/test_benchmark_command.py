@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
@@ -42,6 +43,15 @@ def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
     code, out, err = pace(capsys, *tiny, "--methods", "majority", "--add", "found", "--out", "both", "--json")
     shown = json.loads(out)
     assert [row["method"]["label"] for row in shown["results"]["rows"]] == ["majority", "kmeans", "two"]
+
+
+def test_without_methods_the_references_that_know_no_patch_are_beside_the_papers():
+    from pace.benchmark import run
+    from pace.cli.commands.benchmark import benchmark
+
+    typed, called = (inspect.signature(function).parameters["methods"].default for function in (benchmark, run))
+    assert typed == ",".join(called)
+    assert called[-3:] == ("lot", "position", "attention-rank")
 
 
 def test_a_run_without_a_single_score_is_a_failure(tiny, capsys):

@@ -135,10 +135,11 @@ def test_runs_with_chance_in_them_report_their_spread():
 
 
 def test_the_other_scores_come_with_intervals():
-    scores = {"stability_ratio": 0.4, "concepts_per_image": 3.0, "colour_recovery": 0.8, "deletion": 0.2}
+    scores = {"stability_ratio": 0.4, "concepts_per_image": 3.0, "colour_recovery": 0.8, "gain_over_lot": 0.2}
     found = results(row("color", "pace", **scores), row("color", "majority", stability_ratio=1.0))
     image, patch, hiding = (as_markdown(table) for table in exposing_tables(found, "color"))
     assert hiding.splitlines()[0] == "### Color: hiding concepts"
+    assert "| PACE | **0.20** (0.19 to 0.21) |" in hiding  # the interval that decides whether random patches do as well
     assert "Majority class" in image
     assert "Majority class" not in patch + hiding  # it has no patches
     assert "| PACE | **0.40** (0.39 to 0.41) |" in image

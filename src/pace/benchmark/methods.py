@@ -16,7 +16,10 @@ REFERENCES = (
     "kmeans", "gmm", "semi-nmf", "sae", "sae-8x", "sae-matryoshka",
     "random", "lot", "position", "attention-rank", "embedding", "majority", COLORS,
 )  # fmt: skip
-PAPER_METHODS = ("pace", "pace-paper", "shap", "lime", "saliency", "agi", "craft")
+# The paper's, and references that say nothing about what a patch shows: a score that they reach is no score.
+DEFAULT_METHODS = (
+    "pace", "pace-paper", "shap", "lime", "saliency", "agi", "craft", "lot", "position", "attention-rank",
+)  # fmt: skip
 
 # A method without a title here goes by its name. Up to a comma it is what the paper calls the method.
 _TITLES = {

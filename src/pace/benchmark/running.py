@@ -15,7 +15,7 @@ import torch
 from pace import __version__
 from pace.benchmark.cache import Cache, code_digest, key_of
 from pace.benchmark.data import Dataset, Inputs, open_dataset
-from pace.benchmark.methods import COLORS, PAPER_METHODS, Method, choose_methods
+from pace.benchmark.methods import COLORS, DEFAULT_METHODS, Method, choose_methods
 from pace.benchmark.results import Results, Row
 from pace.benchmark.scoring import Scoring, score_method
 from pace.benchmark.subject import Recipe, color_size, prepare_subject
@@ -25,7 +25,7 @@ from pace.benchmark.writing import write_results
 def run(
     out: str | os.PathLike[str],
     datasets: Sequence[str] = ("color",),
-    methods: Sequence[str] = PAPER_METHODS,
+    methods: Sequence[str] = DEFAULT_METHODS,
     *,
     data_root: str | os.PathLike[str] | None = None,
     recipe: Recipe | None = None,

@@ -28,6 +28,7 @@ _LIMIT = typer.Option(min=0, help="Images of each split; 0 for all.", show_defau
 _METHODS = _method(
     metavar="NAMES", help="By commas; references for all of them; tied=pace is a second pace named tied."
 )
+_DEFAULT_METHODS = "pace,pace-paper,shap,lime,saliency,agi,craft,lot,position,attention-rank"  # as in pace.benchmark
 _SET = _method("--set", metavar="METHOD.OPTION=VALUE", help="Such as pace.covariance=diag; may be repeated.")
 _ADD = typer.Option(metavar="FOLDER", help="Also show the results of this run in the tables; may be repeated.")
 _BACKBONE = _model(
@@ -63,7 +64,7 @@ def benchmark(
     ctx: typer.Context,
     *,
     datasets: Annotated[str, _DATASETS] = "color",
-    methods: Annotated[str, _METHODS] = "pace,pace-paper,shap,lime,saliency,agi,craft",
+    methods: Annotated[str, _METHODS] = _DEFAULT_METHODS,
     data_root: options.DataRoot = None,
     limit: Annotated[int | None, _LIMIT] = None,
     model: _Model,
