@@ -1,10 +1,13 @@
-"""90 % intervals cover planted mixtures, in the cases that docs/model.md lists but the hardest."""
+"""90 % intervals cover planted mixtures, in the cases that docs/model.md lists."""
 
 import coverage
 import pytest
 
+HARDEST = "1.5 deviations apart"  # covers 0.81: such concepts are learned with an error, which intervals do not know of
+CASES = [pytest.param(case, marks=pytest.mark.xfail) if case == HARDEST else case for case in coverage.CASES]
 
-@pytest.mark.parametrize("case", [case for case in coverage.CASES if case != "1.5 deviations apart"])
+
+@pytest.mark.parametrize("case", CASES)
 def test_ninety_percent_intervals_cover(case):
     found, _, _ = coverage.planted(**coverage.CASES[case])
     assert 0.85 <= found <= 0.95
