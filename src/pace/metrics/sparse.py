@@ -44,7 +44,7 @@ def levels(explanation: Any, concepts: Any = None) -> Measure:
 
     Dataset: `concepts` (K, …), such as means in embedding space, describe each concept of θ, and they differ.
     Image: `explanation.theta` differs between images.
-    Patch: `explanation.phi` has patches, and one concept does not cover a typical image (`leading_area` up to 0.8).
+    Patch: `explanation.phi` has patches, and one concept does not cover a typical image (`leading_area` up to 0.9).
     """
     theta = theta_of(explanation.theta)
     found = int((np.ptp(theta, axis=0) > 1e-6 * np.abs(theta).max()).any())
