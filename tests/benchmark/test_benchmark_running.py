@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from pace.benchmark import Recipe, Results, Scoring, data, run, running
+from pace import Explanation
+from pace.benchmark import Recipe, Results, Scoring, data, run, running, scoring
 from pace.benchmark.data import open_dataset
 
 METHODS = ["pace", "saliency", "kmeans"]
@@ -230,6 +231,15 @@ def test_the_true_colours_recover_the_colours(whole, recipe):
     assert found.failed is None
     assert found.value("colour_accuracy") == 1
     assert 0 < found.value("stability") < 2
+
+
+def test_concepts_drawn_by_lot_are_as_many_as_a_method_uses():
+    phi = np.zeros((2, 4, 50))  # two images of CLS and three patches
+    phi[:, 0, 9] = 1  # CLS is no patch
+    phi[:, 1:, 0], phi[:, 1, 3], phi[0, 2, 4] = 5, -15, 0.1  # of any size and sign; concept 4 holds next to nothing
+    theta = np.full((2, 50), 0.02)  # the true colours, say, whose empty concepts keep their prior
+    assert scoring._in_use(Explanation(theta, theta, phi, prefix_tokens=1)) == 2
+    assert scoring._in_use(Explanation(theta, theta)) == 50
 
 
 def test_few_images_are_of_few_classes_and_the_same_in_both_splits():

@@ -85,7 +85,7 @@ def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) ->
             yhat_test=test.predictions,
             yhat_perturbed=test_pair.predictions,
             given_prediction=_given_prediction(explainer, inputs),
-            random=random_mixtures(train, test, _in_use(explainer, of_test), seed=seed, device=device),
+            random=random_mixtures(train, test, _in_use(patches), seed=seed, device=device),
             attention=_with_cls(shown.attention, patches, shown),
             attention_perturbed=_with_cls(shown_pair.attention, patches, shown),
             token_weights=_token_weights(explainer, patches, shown),
@@ -186,10 +186,15 @@ def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array]
     return torch.as_tensor(train, device=inputs.backbone.device), test
 
 
-def _in_use(explainer: Explainer, found: Explanation) -> int:
-    """How many concepts, less those that PACE left empty."""
-    empty = len(explainer.model_.empty_concepts_) if isinstance(explainer, PaceExplainer) else 0
-    return max(1, int(found.theta.shape[1]) - empty)
+def _in_use(found: Explanation) -> int:
+    """How many concepts hold at least one patch, if every patch is divided among its concepts; all without a patch level."""
+    if found.phi is None:
+        return found.n_concepts
+    held = np.zeros(found.n_concepts)
+    for tokens in found.phi:  # image by image: φ can be large
+        sizes = np.abs(tokens[found.prefix_tokens :])
+        held += (sizes / sizes.sum(1, keepdims=True).clip(1e-12)).sum(0)
+    return max(1, int((held >= 1).sum()))
 
 
 def _with_cls(array: Any, found: Explanation, observations: Observations) -> Any:
