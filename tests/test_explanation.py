@@ -83,3 +83,36 @@ def test_what_is_missing_or_out_of_range_is_refused_with_a_reason():
         explanation.patch_map(0, 4)
     with pytest.raises(ValueError, match="level"):
         explanation.interval(90)
+
+
+def nested_explanation() -> Explanation:
+    """Two images, four patches; concepts 0 and 1 are kinds of part 0, concept 2 is part 1."""
+    phi = np.array([[[0.9, 0.0, 0.1], [0.8, 0.0, 0.2], [0.0, 0.0, 1.0], [0.1, 0.0, 0.9]]] * 2)
+    gamma = np.array([[2.0, 0.0, 3.0], [1.0, 1.0, 3.0]])
+    shares = {"weights": np.full((2, 4), 0.5), "prior": np.array([0.5, 0.5])}
+    return Explanation(gamma / 5, gamma, phi, grid=(2, 2), **shares, part_of=np.array([0, 0, 1]))
+
+
+def test_parts_are_sums_over_their_kinds():
+    explanation = nested_explanation()
+    assert explanation.n_parts == 2
+    np.testing.assert_allclose(explanation.parts, [[0.4, 0.6], [0.4, 0.6]])
+    np.testing.assert_allclose(explanation.kinds, [[1, 0, 1], [0.5, 0.5, 1]])
+    np.testing.assert_allclose(explanation.part_map(0, 0), [[0.9, 0.8], [0.0, 0.1]])
+    np.testing.assert_array_equal(explanation.part_map(0), [[0, 0], [1, 1]])
+
+
+def test_a_kind_in_doubt_may_have_no_share_at_all():
+    low, high = nested_explanation().interval(0.9)
+    part_low, part_high = nested_explanation().part_interval(0.9)
+    np.testing.assert_allclose([low[0, 0], high[0, 0]], [part_low[0, 0], part_high[0, 0]])  # sure of its kind
+    assert low[1, 0] == low[1, 1] == 0  # it may be the other
+    assert 0.2 <= high[1, 0] <= part_high[1, 0]
+    np.testing.assert_allclose(high[0, 1], 0)
+
+
+def test_concepts_that_are_no_kinds_are_parts_of_their_own():
+    theta = np.array([[0.25, 0.75]])
+    flat = Explanation(theta, 4 * theta)
+    np.testing.assert_array_equal(flat.parts, theta)
+    np.testing.assert_array_equal(flat.interval(), flat.part_interval())

@@ -30,6 +30,9 @@ class Explanation:
     q(θ_m) is Dirichlet(γ_m), which counts every patch, and θ_m its mean. `phi` is None when only the image level was asked for.
     `weights` (M, J) are the effective patches that each token counts for in `interval`, and `prior` (K,) its prior; without
     them intervals are those of q(θ_m).
+
+    Where concepts are kinds of parts, `part_of` (K,) says of which: an image is a mixture of `parts`, and in an image a part is
+    mostly of one kind. `prior` is then that of the parts (P,).
     """
 
     theta: Array
@@ -39,6 +42,7 @@ class Explanation:
     prefix_tokens: int = 0
     weights: Array | None = None
     prior: Array | None = None
+    part_of: Array | None = None
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -47,28 +51,75 @@ class Explanation:
     def n_concepts(self) -> int:
         return int(self.theta.shape[1])
 
+    @property
+    def n_parts(self) -> int:
+        """P; as many as concepts where these are not kinds of parts."""
+        return self.n_concepts if self.part_of is None else int(self.part_of.max()) + 1
+
+    @property
+    def parts(self) -> Array:
+        """Share of every part in an image (M, P)."""
+        return self._by_part(self.theta)
+
+    @property
+    def kinds(self) -> Array:
+        """How likely a part is of this kind, in an image (M, K): a concept's share of its part."""
+        whole = self.parts[:, self._part_of]
+        return np.divide(self.theta, whole, out=np.zeros_like(self.theta), where=whole > 0)
+
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
-        """Lower and upper end (M, K) of the credible interval of every share: the central one, widened to hold θ_mk."""
+        """Lower and upper end (M, K) of the credible interval of every share: the central one, widened to hold θ_mk.
+
+        A concept that is a kind of a part has the part's share if the part is of this kind, else none.
+        """
+        kinds = None if self.part_of is None else self.kinds.astype(np.float64)
+        return self._interval(level, self.theta, kinds)
+
+    def part_interval(self, level: float = 0.9) -> tuple[Array, Array]:
+        """Lower and upper end (M, P) of the credible interval of every part's share, as `interval` has it."""
+        return self._interval(level, self.parts, None)
+
+    def _interval(self, level: float, shares: Array, kinds: Array | None) -> tuple[Array, Array]:
         from scipy.stats import beta
 
         if not 0 < level < 1:
             raise ValueError(f"level: expected a probability between 0 and 1; found {level}")
-        if self.n_concepts == 1:
-            return np.ones_like(self.theta), np.ones_like(self.theta)
-        tail, (for_it, against) = (1 - level) / 2, self._marginals()
-        low, high = beta.ppf(tail, for_it, against), beta.ppf(1 - tail, for_it, against)
-        return np.minimum(low, self.theta), np.maximum(high, self.theta)
+        if self.n_parts == 1 and kinds is None:
+            return np.ones_like(shares), np.ones_like(shares)
+        for_it, against = self._marginals()
+        ends = []
+        for tail in ((1 - level) / 2, (1 + level) / 2):
+            if kinds is None:
+                ends.append(beta.ppf(tail, for_it, against))
+            else:  # 0 with probability 1 - ψ, else the part's Beta distribution
+                rest = np.clip((tail - (1 - kinds)) / kinds.clip(1e-12), 0, 1)
+                of_part = beta.ppf(rest, *(some[:, self._part_of] for some in (for_it, against)))
+                ends.append(np.where(rest > 0, of_part, 0.0))
+        return np.minimum(ends[0], shares), np.maximum(ends[1], shares)
 
     def _marginals(self) -> tuple[Array, Array]:
-        """Parameters (M, K) of the Beta distribution of every share; without φ as if every patch had one concept for sure."""
+        """Parameters (M, P) of the Beta distribution of every part's share; without φ as if every patch had one for sure."""
+        gamma = self._by_part(self.gamma)
         if self.phi is None or self.weights is None or self.prior is None:
-            counts = self.gamma.astype(np.float64)
+            counts = gamma.astype(np.float64)
             if self.weights is not None and self.prior is not None:
-                counts = self.prior + self.theta * self.weights.sum(1, keepdims=True)
+                counts = self.prior + self.parts * self.weights.sum(1, keepdims=True)
             return counts, counts.sum(1, keepdims=True) - counts
-        found = [_beta(*image, self.prior) for image in zip(self.phi, self.gamma, self.weights, strict=True)]
-        both: Array = np.array(found).reshape(len(self), 2, self.n_concepts)
+        images = zip(self.phi, gamma, self.weights, strict=True)
+        found = [_beta(self._by_part(phi), counts, weights, self.prior) for phi, counts, weights in images]
+        both: Array = np.array(found).reshape(len(self), 2, self.n_parts)
         return both[:, 0], both[:, 1]
+
+    @property
+    def _part_of(self) -> Array:
+        return np.arange(self.n_concepts) if self.part_of is None else self.part_of
+
+    def _by_part(self, values: Array) -> Array:
+        """Sums (…, P) over the concepts of each part."""
+        if self.part_of is None:
+            return values
+        member = np.eye(self.n_parts, dtype=values.dtype)[self.part_of]
+        return values @ member
 
     def top_concepts(self, image: int, n: int = 3) -> Array:
         """The n concepts with the largest share θ of an image, largest first."""
@@ -83,6 +134,12 @@ class Explanation:
         """φ of one concept over an image, laid out like the patches (rows, columns)."""
         phi, grid = self._patches()
         return phi[image, self.prefix_tokens :, concept].reshape(grid)
+
+    def part_map(self, image: int, part: int | None = None) -> Array:
+        """Where a part is in an image, φ summed over its kinds (rows, columns); without `part`, the leading part of every patch."""
+        phi, grid = self._patches()
+        maps = self._by_part(phi[image, self.prefix_tokens :])
+        return (maps.argmax(1) if part is None else maps[:, part]).reshape(grid)
 
     def aggregate(self, factor: int = 2) -> Explanation:
         """The same explanation with φ averaged over blocks of `factor` x `factor` patches, without prefix tokens.
@@ -108,8 +165,11 @@ class Explanation:
         def sums(values: Array) -> Array:
             return np.stack([values[..., list(group)].sum(-1) for group in groups], -1)
 
-        phi, prior = (None if values is None else sums(values) for values in (self.phi, self.prior))
-        return replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi, prior=prior)
+        flat = self.part_of is None  # what is merged need not be of one part
+        phi, prior = (None if values is None else sums(values) for values in (self.phi, self.prior if flat else None))
+        weights = self.weights if flat else None
+        merged = replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi)
+        return replace(merged, prior=prior, weights=weights, part_of=None)
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
         """The explanation of some of the images, or of one."""
@@ -122,7 +182,8 @@ class Explanation:
         level = "image level" if self.phi is None else "image and patch level"
         shown = int(_is_shown(self.theta).any(0).sum()) if len(self) else self.n_concepts
         concepts = f"{self.n_concepts}" if shown == self.n_concepts else f"{shown} of {self.n_concepts}"
-        return f"Explanation({len(self)} images, {concepts} concepts, {level})"
+        parts = "" if self.part_of is None else f" of {self.n_parts} parts"
+        return f"Explanation({len(self)} images, {concepts} concepts{parts}, {level})"
 
     def _repr_html_(self) -> str:
         from pace.notebook import explanation_html
