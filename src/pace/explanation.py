@@ -136,7 +136,7 @@ class Explanation:
         return phi[image, self.prefix_tokens :, concept].reshape(grid)
 
     def part_map(self, image: int, part: int | None = None) -> Array:
-        """Where a part is in an image, φ summed over its kinds (rows, columns); without `part`, the leading part of every patch."""
+        """φ of a part, over all its kinds, laid out like the patches; without `part`, which part leads in every patch."""
         phi, grid = self._patches()
         maps = self._by_part(phi[image, self.prefix_tokens :])
         return (maps.argmax(1) if part is None else maps[:, part]).reshape(grid)
