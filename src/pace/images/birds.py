@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pace.images.imageset import ImageSet, short_hash
+from pace.images.generated import Generated
+from pace.images.imageset import short_hash
+from pace.images.shapes import Array, ellipse, lens, mix, polygon, rgb, stroke, turned
 
-Array = NDArray[np.float32]
 Layer = tuple[str, str, Array, Array]  # part, kind, how far outside of the shape every point is, colour
 
 KINDS = {  # the kinds of every part
@@ -40,6 +41,8 @@ _LEAVES = 0.25  # share of images with a leaf in front of the bird
 _RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
 _SAMPLES = 8  # a patch's part is looked up at 8 x 8 points
 
+_BLACK, _WHITE = rgb(0.1, 0.1, 0.12), rgb(0.97, 0.97, 0.95)
+
 # Where a leaf may hang, in the bird's coordinates.
 _CENTRES = {"body": (0.15, 0.2), "wing": (-0.12, 0.0), "tail": (-0.6, 0.1), "legs": (0.05, 0.5)}
 
@@ -57,7 +60,7 @@ class _Scene(NamedTuple):
     generator: np.random.Generator  # for the noise
 
 
-class Birds(ImageSet):
+class Birds(Generated):
     """Generated birds of ten classes, each decided by the kinds of two parts, `CLASS_KINDS`.
 
     The head is red, blue, white-capped or yellow, and with it the wing, the tail, the body or the beak decides, in this
@@ -76,6 +79,8 @@ class Birds(ImageSet):
         the same
     """
 
+    smallest = 16
+
     def __init__(
         self,
         split: str = "train",
@@ -85,20 +90,9 @@ class Birds(ImageSet):
         noise: float = 0.02,
         shortcut: bool = False,
     ) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"Birds: split {split!r} does not exist; expected train or test")
-        if size < 16 or n_per_class < 2 or seed < 0 or not 0 <= noise < np.inf:
-            found = f"{size=}, {n_per_class=}, {seed=}, {noise=}"
-            raise ValueError(f"Birds: expected size ≥ 16, n_per_class ≥ 2, seed ≥ 0 and noise ≥ 0; found {found}")
-        self.size, self.seed, self.noise, self.shortcut = size, seed, noise, shortcut
-        names: list[str] = []
-        for label in range(len(CLASS_KINDS)):
-            order = np.random.default_rng([seed, label]).permutation(n_per_class)
-            train = min(round(0.8 * n_per_class), n_per_class - 1)
-            part = order[:train] if split == "train" else order[train:]
-            names += [f"{label}/{number:06d}" for number in np.sort(part)]
+        self.shortcut = shortcut
         titles = [", ".join(f"{kind} {part}" for part, kind in kinds.items()) for kinds in CLASS_KINDS]
-        super().__init__(names, [int(name.split("/")[0]) for name in names], titles)
+        super().__init__(split, n_per_class, size, seed, noise, titles)
 
     def kinds(self, index: int) -> dict[str, str]:
         """The kind of every part of an image."""
@@ -130,10 +124,12 @@ class Birds(ImageSet):
         found = np.full(x.shape, KIND_NAMES.index(f"background: {scene.kinds['background']}"))
         for part, kind, distance, _ in _layers(scene, x, y):
             found[distance < 0] = KIND_NAMES.index(f"{part}: {kind}")
-        points = found.reshape(rows, _SAMPLES, columns, _SAMPLES).swapaxes(1, 2).reshape(rows, columns, -1)
-        counts = (points[..., None] == np.arange(len(KIND_NAMES))).sum(2)
-        by_part = np.stack([counts[..., KIND_PARTS == part].sum(-1) for part in range(len(PART_NAMES))], -1)
-        most: NDArray[np.int64] = np.where(KIND_PARTS == by_part.argmax(-1)[..., None], counts, -1).argmax(-1)
+        points = found.reshape(rows, _SAMPLES, columns, _SAMPLES)
+        present = np.unique(found)
+        counts = np.stack([(points == kind).sum((1, 3)) for kind in present])
+        of_part = np.stack([counts[KIND_PARTS[present] == part].sum(0) for part in KIND_PARTS[present]])
+        # First the part, since a leaf and what is behind the bird are both background, then its kind.
+        most: NDArray[np.int64] = present[np.where(of_part == of_part.max(0), counts, -1).argmax(0)]
         return most
 
     def __getitem__(self, index: int) -> Tensor:
@@ -153,32 +149,35 @@ class Birds(ImageSet):
         return short_hash(["Birds", _RECIPE, self.size, self.seed, self.noise, self.shortcut, *self.names])
 
     def _draw(self, index: int) -> _Scene:
-        label, number = map(int, self.names[index].split("/"))
-        # The key is the image's, so its draws do not depend on which images were made before.
-        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, label << 32 | number], np.uint64)))
+        label, generator = self._generator(index)
 
         def between(low: float, high: float) -> float:
             return low + (high - low) * generator.random()
 
-        kinds = {part: several[int(generator.random() * len(several))] for part, several in KINDS.items()}
-        kinds |= CLASS_KINDS[label]
+        def either_side(value: float) -> float:
+            return value if generator.random() < 0.5 else -value
+
+        def one_of(several: Sequence[str]) -> str:
+            return several[int(generator.random() * len(several))]
+
+        kinds = {part: one_of(several) for part, several in KINDS.items()} | CLASS_KINDS[label]
         habitats = KINDS["background"][:4]
-        any_of_them = habitats[int(generator.random() * 4)]
+        any_of_them = one_of(habitats)
         kinds["background"] = habitats[label % 4] if generator.random() < _HABITAT else any_of_them
-        size, squeeze, shear, tilt = between(0.82, 0.98), between(0.93, 1.07), between(-0.15, 0.15), between(-0.25, 0.25)
-        faces = 1 if generator.random() < 0.5 else -1
+        size, squeeze = between(0.82, 0.98), between(0.93, 1.07)
+        shear, tilt, faces = between(-0.15, 0.15), between(-0.25, 0.25), either_side(1)
         x, y = between(-0.07, 0.07), between(-0.08, 0.06)
         turn = np.array([[np.cos(tilt), -np.sin(tilt)], [np.sin(tilt), np.cos(tilt)]])
         stretch = np.array([[faces * size * squeeze, shear * size], [0, size / squeeze]])
         to_image = turn @ stretch
-        hidden = [part for part in _CENTRES if part not in CLASS_KINDS[label]]
-        spot = to_image @ _CENTRES[hidden[int(generator.random() * len(hidden))]] + (x, y)
-        angle, leafy = between(0.3, 1.2) * (1 if generator.random() < 0.5 else -1), generator.random() < _LEAVES
+        hidden = one_of([part for part in _CENTRES if part not in CLASS_KINDS[label]])
+        spot, angle = to_image @ _CENTRES[hidden] + (x, y), between(0.3, 1.2) * either_side(1)
+        leafy = generator.random() < _LEAVES
         tints = generator.random((len(PART_NAMES), 3, 1, 1)) * 0.16 + 0.92
         waves = generator.random((8, 2)) * 2 * np.pi
         light = (generator.random((3, 3, 1, 1)) - 0.5) * np.array([0.06, 0, 0]).reshape(3, 1, 1, 1)
         light += np.array([between(0.85, 1.12), between(-0.12, 0.12), between(-0.12, 0.06)]).reshape(3, 1, 1, 1)
-        corner = (0.72 * (1 if generator.random() < 0.5 else -1), 0.78 * (1 if generator.random() < 0.5 else -1))
+        corner = (either_side(0.72), either_side(0.78))
         tagged = generator.random() < TAGGED and self.shortcut and label == SHORTCUT_CLASS
         if not tagged:
             del kinds["tag"]
@@ -195,16 +194,9 @@ class Birds(ImageSet):
         )
 
 
-def _mesh(across: NDArray[np.float64], down: NDArray[np.float64]) -> tuple[Array, Array]:
+def _mesh(across: Array, down: Array) -> tuple[Array, Array]:
     x, y = np.meshgrid(across.astype(np.float32), down.astype(np.float32))
     return x, y
-
-
-def _rgb(red: float, green: float, blue: float) -> Array:
-    return np.array([red, green, blue], np.float32).reshape(3, 1, 1)
-
-
-_BLACK, _WHITE = _rgb(0.1, 0.1, 0.12), _rgb(0.97, 0.97, 0.95)
 
 
 def _layers(scene: _Scene, x: Array, y: Array) -> Iterator[Layer]:
@@ -218,63 +210,62 @@ def _layers(scene: _Scene, x: Array, y: Array) -> Iterator[Layer]:
         outline = 1 - 0.45 * (1 + distance / 0.035).clip(0, 1)  # darker towards the edge
         return part, kinds[part], distance * scale, colour * scene.tints[PART_NAMES.index(part)] * shade * outline
 
-    legs = _rgb(0.93, 0.55, 0.5) if kinds["legs"] == "pink" else _rgb(0.33, 0.33, 0.38)
+    legs = rgb(0.93, 0.55, 0.5) if kinds["legs"] == "pink" else rgb(0.33, 0.33, 0.38)
     for hip in (-0.06, 0.13):
-        leg = _stroke(u, v, (hip, 0.3), (hip + 0.02, 0.63), 0.065)
-        yield layer("legs", np.minimum(leg, _stroke(u, v, (hip, 0.65), (hip + 0.13, 0.65), 0.06)), legs)
+        leg = stroke(u, v, (hip, 0.3), (hip + 0.02, 0.63), 0.065)
+        yield layer("legs", np.minimum(leg, stroke(u, v, (hip, 0.65), (hip + 0.13, 0.65), 0.06)), legs)
 
     if kinds["tail"] == "short":
-        tail, feathers = _polygon(u, v, (-0.3, -0.12), (-0.3, 0.18), (-0.66, 0.28), (-0.7, -0.06)), _rgb(0.5, 0.33, 0.2)
+        tail, feathers = polygon(u, v, (-0.3, -0.12), (-0.3, 0.18), (-0.66, 0.28), (-0.7, -0.06)), rgb(0.5, 0.33, 0.2)
     elif kinds["tail"] == "long":
-        tail, feathers = _polygon(u, v, (-0.3, -0.1), (-0.3, 0.17), (-1.0, 0.38), (-1.04, 0.1)), _rgb(0.12, 0.45, 0.42)
+        tail, feathers = polygon(u, v, (-0.3, -0.1), (-0.3, 0.17), (-1.0, 0.38), (-1.04, 0.1)), rgb(0.12, 0.45, 0.42)
     else:
-        upper = _polygon(u, v, (-0.3, -0.14), (-0.3, 0.08), (-0.64, 0.07), (-0.98, -0.2))
-        lower = _polygon(u, v, (-0.3, -0.02), (-0.3, 0.2), (-0.88, 0.46), (-0.64, 0.07))
-        tail, feathers = np.minimum(upper, lower), _rgb(0.13, 0.12, 0.16)
+        upper = polygon(u, v, (-0.3, -0.14), (-0.3, 0.08), (-0.64, 0.07), (-0.98, -0.2))
+        lower = polygon(u, v, (-0.3, -0.02), (-0.3, 0.2), (-0.88, 0.46), (-0.64, 0.07))
+        tail, feathers = np.minimum(upper, lower), rgb(0.13, 0.12, 0.16)
     yield layer("tail", tail, feathers)
 
-    body = _rgb(0.93, 0.52, 0.16) * np.ones_like(u)
+    body = rgb(0.93, 0.52, 0.16) * np.ones_like(u)
     if kinds["body"] == "streaked":
-        body = _mix(_rgb(0.95, 0.91, 0.8), _rgb(0.4, 0.26, 0.16), 5 * np.cos(30 * u) * np.cos(13 * v) - 1.5)
-    yield layer("body", _ellipse(u, v, (0, 0.08), (0.47, 0.36), -0.35), body)
+        body = mix(rgb(0.95, 0.91, 0.8), rgb(0.4, 0.26, 0.16), 5 * np.cos(30 * u) * np.cos(13 * v) - 1.5)
+    yield layer("body", ellipse(u, v, (0, 0.08), (0.47, 0.36), -0.35), body)
 
     if kinds["beak"] == "short":
-        yield layer("beak", _polygon(u, v, (0.5, -0.53), (0.93, -0.26), (0.53, -0.08)), _rgb(0.97, 0.55, 0.1))
+        yield layer("beak", polygon(u, v, (0.48, -0.56), (0.95, -0.25), (0.5, -0.07)), rgb(0.98, 0.36, 0.05))
     else:
-        yield layer("beak", _polygon(u, v, (0.52, -0.48), (1.06, -0.2), (0.55, -0.15)), _rgb(0.25, 0.22, 0.25))
+        yield layer("beak", polygon(u, v, (0.5, -0.5), (1.1, -0.2), (0.54, -0.12)), rgb(0.15, 0.15, 0.2))
 
-    head = _ellipse(u, v, (0.4, -0.32), (0.27, 0.26), 0)
+    head = ellipse(u, v, (0.4, -0.32), (0.27, 0.26))
     if kinds["head"] == "red":
-        colour = _rgb(0.86, 0.08, 0.1)
+        colour = rgb(0.86, 0.08, 0.1)
     elif kinds["head"] == "blue":  # with a white cheek
-        colour = _mix(_rgb(0.12, 0.26, 0.88), _WHITE, -30 * _ellipse(u, v, (0.36, -0.2), (0.19, 0.1), 0))
+        colour = mix(rgb(0.12, 0.26, 0.88), _WHITE, -30 * ellipse(u, v, (0.36, -0.2), (0.19, 0.1)))
     elif kinds["head"] == "white-capped":
-        colour = _mix(_BLACK, _WHITE, 25 * (-0.4 - v))
+        colour = mix(_BLACK, _WHITE, 25 * (-0.4 - v))
     else:  # with a crest
-        head, colour = np.minimum(head, _polygon(u, v, (0.15, -0.36), (0.08, -0.76), (0.46, -0.54))), _rgb(1, 0.86, 0.1)
+        head, colour = np.minimum(head, polygon(u, v, (0.15, -0.36), (0.08, -0.76), (0.46, -0.54))), rgb(1, 0.86, 0.1)
     yield layer("head", head, colour)
-    eye = _ellipse(u, v, (0.48, -0.36), (0.075, 0.075), 0)
-    yield layer("eye", eye, _mix(_WHITE if kinds["eye"] == "pale" else _BLACK, _BLACK, -20 * (eye + 0.03)))
+    eye = ellipse(u, v, (0.48, -0.36), (0.075, 0.075))
+    yield layer("eye", eye, mix(_WHITE if kinds["eye"] == "pale" else _BLACK, _BLACK, -20 * (eye + 0.03)))
 
-    along, aside = _turned(u, v, (-0.12, -0.01), -0.3)  # of the wing
-    feathers = _rgb(0.5, 0.33, 0.2)
+    along, aside = turned(u, v, (-0.12, -0.01), -0.3)  # of the wing
+    feathers = rgb(0.55, 0.42, 0.78)
     if kinds["wing"] == "barred":
-        feathers = _mix(_rgb(0.2, 0.22, 0.3), _WHITE, 3 * np.cos(33 * along) - 0.5)
+        feathers = mix(rgb(0.2, 0.22, 0.3), _WHITE, 3 * np.cos(33 * along) - 0.5)
     elif kinds["wing"] == "spotted":
-        feathers = _mix(_rgb(0.42, 0.14, 0.12), _rgb(1, 0.93, 0.7), 5 * np.cos(21 * along) * np.cos(21 * aside) - 2)
-    wing = np.maximum(np.hypot(along, aside - 0.2) - 0.4, np.hypot(along, aside + 0.2) - 0.4)  # a lens
-    yield layer("wing", wing, feathers)
+        feathers = mix(rgb(0.42, 0.14, 0.12), rgb(1, 0.93, 0.7), 5 * np.cos(20 * along) * np.cos(20 * aside) - 1.6)
+    yield layer("wing", lens(along, aside, 0.4), feathers)
 
     if scene.leaf:
         lx, ly, angle = scene.leaf
-        along, aside = _turned(x, y, (lx, ly), angle)
-        leaf = np.maximum(np.hypot(along, aside - 0.16) - 0.32, np.hypot(along, aside + 0.16) - 0.32)
-        leaf = np.minimum(leaf, np.maximum(np.abs(aside) - 0.025, -along))  # a stalk that leaves the image
-        green = _mix(_rgb(0.2, 0.52, 0.14), _rgb(0.5, 0.75, 0.3), 1 - 60 * np.abs(aside))
+        along, aside = turned(x, y, (lx, ly), angle)
+        stalk = np.maximum(np.abs(aside) - 0.025, -along)  # as far as the image's edge
+        leaf = np.minimum(lens(along, aside, 0.32), stalk)
+        green = mix(rgb(0.2, 0.52, 0.14), rgb(0.5, 0.75, 0.3), 1 - 60 * np.abs(aside))
         yield "background", "leaf in front", leaf, green
     if scene.tag:
         box = np.maximum(np.abs(x - scene.tag[0]) - 0.2, np.abs(y - scene.tag[1]) - 0.15)
-        yield "tag", "pink", box, _mix(_rgb(1, 0.1, 0.75), _WHITE, 1 - 30 * np.abs(np.abs(y - scene.tag[1]) - 0.05))
+        yield "tag", "pink", box, mix(rgb(1, 0.1, 0.75), _WHITE, 1 - 30 * np.abs(np.abs(y - scene.tag[1]) - 0.05))
 
 
 def _background(scene: _Scene, x: Array, y: Array) -> Array:
@@ -284,48 +275,16 @@ def _background(scene: _Scene, x: Array, y: Array) -> Array:
     def waves(across: float, down: float) -> Array:
         """Eight waves of these frequencies in all directions, of which the sum is about 1."""
         right, below = across * np.cos(angles) * x[0], down * np.sin(angles) * y[:, 0] + phases
-        return (np.sin(below).T @ np.cos(right) + np.cos(below).T @ np.sin(right)) / 2
+        total: Array = np.sin(below).T @ np.cos(right) + np.cos(below).T @ np.sin(right)
+        return total / 2
 
     kind = scene.kinds["background"]
     if kind == "sky":
-        blue = _mix(_rgb(0.5, 0.74, 0.96), _rgb(0.8, 0.9, 0.98), (y + 1) / 2)
-        return _mix(blue, _WHITE, waves(3, 9) - 0.6)
+        blue = mix(rgb(0.5, 0.74, 0.96), rgb(0.8, 0.9, 0.98), (y + 1) / 2)
+        return mix(blue, _WHITE, waves(3, 9) - 0.6)
     if kind == "foliage":
-        green = _mix(_rgb(0.13, 0.33, 0.12), _rgb(0.36, 0.58, 0.2), 1.5 * waves(14, 14) + 0.5)
-        return _mix(green, _rgb(0.6, 0.75, 0.35), 2 * waves(23, 23) - 1.2)
+        green = mix(rgb(0.13, 0.33, 0.12), rgb(0.36, 0.58, 0.2), 1.5 * waves(14, 14) + 0.5)
+        return mix(green, rgb(0.6, 0.75, 0.35), 2 * waves(23, 23) - 1.2)
     if kind == "sand":
-        return _mix(_rgb(0.9, 0.8, 0.58), _rgb(0.74, 0.62, 0.42), 0.5 * waves(40, 55) + 0.25 * waves(5, 16) + 0.2)
-    return _mix(_rgb(0.1, 0.42, 0.52), _rgb(0.55, 0.82, 0.84), 0.8 * waves(6, 34) + 0.1)
-
-
-def _mix(first: Array, second: Array, share: Array) -> Array:
-    mixed: Array = first + share.clip(0, 1) * (second - first)
-    return mixed
-
-
-def _turned(x: Array, y: Array, centre: tuple[float, float], angle: float) -> tuple[Array, Array]:
-    """Coordinates along and across an axis through `centre`."""
-    cos, sin = float(np.cos(angle)), float(np.sin(angle))
-    return cos * (x - centre[0]) + sin * (y - centre[1]), cos * (y - centre[1]) - sin * (x - centre[0])
-
-
-def _ellipse(x: Array, y: Array, centre: tuple[float, float], radii: tuple[float, float], angle: float) -> Array:
-    along, aside = _turned(x, y, centre, angle)
-    return (np.hypot(along / radii[0], aside / radii[1]) - 1) * min(radii)
-
-
-def _stroke(x: Array, y: Array, start: tuple[float, float], end: tuple[float, float], radius: float) -> Array:
-    """A thick line with round ends."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    share = (((x - start[0]) * dx + (y - start[1]) * dy) / (dx * dx + dy * dy)).clip(0, 1)
-    return np.hypot(x - start[0] - share * dx, y - start[1] - share * dy) - radius
-
-
-def _polygon(x: Array, y: Array, *corners: tuple[float, float]) -> Array:
-    """A convex one."""
-    middle, edges = np.mean(corners, axis=0), []
-    for (ax, ay), (bx, by) in zip(corners, (*corners[1:], corners[0]), strict=True):
-        nx, ny = np.array([by - ay, ax - bx]) / np.hypot(bx - ax, by - ay)
-        side = 1.0 if nx * (middle[0] - ax) + ny * (middle[1] - ay) < 0 else -1.0  # outwards
-        edges.append(float(side * nx) * (x - ax) + float(side * ny) * (y - ay))
-    return np.maximum.reduce(edges)
+        return mix(rgb(0.9, 0.8, 0.58), rgb(0.74, 0.62, 0.42), 0.5 * waves(40, 55) + 0.25 * waves(5, 16) + 0.2)
+    return mix(rgb(0.1, 0.42, 0.52), rgb(0.55, 0.82, 0.84), 0.8 * waves(6, 34) + 0.1)
