@@ -51,7 +51,7 @@ class _Scene(NamedTuple):
     """All that is drawn by lot for an image. Coordinates go from −1 to 1 across it, down and to the right."""
 
     kinds: dict[str, str]
-    to_bird: NDArray[np.float64]  # (2, 3), from the image's coordinates to the bird's, which faces right at 1, 1, 1
+    to_bird: NDArray[np.float64]  # (2, 3), from the image's coordinates to the bird's own, where it faces right
     leaf: tuple[float, float, float] | None  # x, y and angle
     tag: tuple[float, float] | None
     tints: Array  # (parts, 3, 1, 1), no two birds have quite the same colours
