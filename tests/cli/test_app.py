@@ -60,8 +60,9 @@ def test_names_and_defaults_are_the_librarys():
     from pace.backbones import finetune
     from pace.cli.runs import DATASETS
     from pace.images.datasets import DATASETS as known
+    from pace.images.datasets import GENERATED
 
-    assert {*known, "color"} == set(DATASETS)
+    assert {*known, *GENERATED} == set(DATASETS)
     theirs = inspect.signature(finetune).parameters
     ours = {option.name: option.default for option in get_command(app).commands["finetune"].params}
     for name in ("epochs", "lr", "layer_decay", "validation", "batch_size", "seed"):

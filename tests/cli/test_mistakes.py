@@ -18,7 +18,10 @@ FIT = ("fit", "--images", "photos")
     ("arguments", "says"),
     [
         (("fit",), "--images and --model, or --observations"),
-        (("fit", "--images", "flwer", *MODEL), "'flwer' is neither a folder nor one of color, flower, cars, cub"),
+        (
+            ("fit", "--images", "flwer", *MODEL),
+            "'flwer' is neither a folder nor one of color, birds, flower, cars, cub",
+        ),
         (("fit", "--images", "flower", *MODEL), "--data-root"),
         (("fit", "--images", "flower", "--data-root", "none", *MODEL), "no setid.mat in none"),
         (("fit", "--images", "photos", "--split", "val", *MODEL), "no split 'val'; found test, train"),

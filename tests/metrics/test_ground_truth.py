@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from pace.backbones import Preprocessing
+from pace.images import Birds as DrawnBirds
 from pace.images import Color, Folder, Perturbation, decode, prepare
-from pace.metrics.ground_truth import known_truth, seen_colors, true_colors, visible_parts
+from pace.metrics.ground_truth import known_truth, seen_colors, true_colors, true_parts, visible_parts
 
 GRID = (4, 4)
 
@@ -37,6 +38,24 @@ def test_colours_look_as_they_are_where_nothing_is_perturbed(images):
     assert (seen == true_colors(images, preprocessing, GRID)).mean() > 0.95
     jittered = seen_colors(images, preprocessing, GRID, Perturbation(0, stages=("jitter",)))
     assert (jittered != seen).any()
+
+
+def test_parts_are_known_through_crops_and_flips():
+    """A crop of the fine truth of the whole image, mirrored where the view is, is the truth of the view."""
+    birds, preprocessing = DrawnBirds("test", n_per_class=5), prepared_as((112, 112))
+    whole = true_parts(birds, preprocessing, (14, 14))
+    np.testing.assert_array_equal(whole[3], birds.patch_parts(3))
+    kinds = true_parts(birds, preprocessing, (14, 14), kinds=True)
+    np.testing.assert_array_equal(kinds[3], birds.patch_kinds(3))
+    perturbation = Perturbation(0, stages=("flip", "crop"))
+    crops = perturbation.crops(range(len(birds)), (112, 112))
+    assert 0 < (crops[:, 0] > crops[:, 2]).mean() < 1
+    seen = true_parts(birds, preprocessing, (14, 14), crops)
+    for number, (left, top, right, bottom) in enumerate(112 * crops):
+        view = birds.patch_parts(number, (14, 14), (min(left, right), top, max(left, right), bottom))
+        np.testing.assert_array_equal(seen[number], view[:, ::-1] if left > right else view)
+    mirrored = np.tile([1, 0, 0, 1], (len(birds), 1))
+    np.testing.assert_array_equal(true_parts(birds, preprocessing, (14, 14), mirrored), whole[:, :, ::-1])
 
 
 class Birds:

@@ -16,7 +16,7 @@ import typer
 from pace.cli.errors import Problem, line_of
 from pace.cli.options import FitOptions, ImageOptions, LayerOptions
 from pace.cli.output import busy, say
-from pace.cli.runs import DATASETS, Run, all_runs, located, open_run
+from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def device_of(name: str) -> torch.device:
 def open_images(chosen: ImageOptions) -> ImageSet:
     from pace import images as library
 
-    if chosen.images in DATASETS and chosen.images != "color" and chosen.data_root is None:
+    if chosen.images in DATASETS and chosen.images not in GENERATED and chosen.data_root is None:
         raise Problem(f"--images {chosen.images} needs --data-root, the folder that holds the dataset")
     on_error: Any = "skip" if chosen.skip_unreadable else "raise"
     with busy("opening the images"):

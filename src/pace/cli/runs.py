@@ -32,7 +32,8 @@ _PATHS = frozenset(  # options that may name a file or folder
 )
 _RUNS = Path("runs")
 
-DATASETS = ("color", "flower", "cars", "cub")  # the names that pace.images.open_images knows
+GENERATED = ("color", "birds")  # the names that pace.images.open_images knows, without and with a folder of their own
+DATASETS = (*GENERATED, "flower", "cars", "cub")
 
 
 class Invocation(NamedTuple):

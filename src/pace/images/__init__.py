@@ -1,5 +1,6 @@
-"""Images: datasets in their official layouts, any folder, the generated Color set, preparing and perturbing images."""
+"""Images: datasets in their official layouts, any folder, the generated Color and Birds, preparing and perturbing images."""
 
+from pace.images.birds import Birds
 from pace.images.color import COLOR_NAMES, Color
 from pace.images.datasets import CUB, Cars, Flower, Folder, open_images
 from pace.images.decoding import UnreadableImageError, decode
@@ -11,6 +12,7 @@ __all__ = [
     "AUGMENT_SEED",
     "COLOR_NAMES",
     "CUB",
+    "Birds",
     "Cars",
     "Color",
     "Flower",

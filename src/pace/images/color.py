@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pace.images.imageset import ImageSet, short_hash
+from pace.images.generated import Generated
+from pace.images.imageset import short_hash
 
 COLOR_NAMES = ("black", "red", "yellow", "green", "blue")
 PALETTE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
@@ -18,7 +19,7 @@ CLASS_COLORS = ((1, 2), (3, 4))  # class 0 is red and yellow, class 1 green and 
 _RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
 
 
-class Color(ImageSet):
+class Color(Generated):
     """Generated images, class 0 (red, yellow) and class 1 (green, blue), both with black.
 
     An image starts as 2 × 2 cells, each one of the class's two colours or black, with equal chance (four black cells
@@ -36,26 +37,12 @@ class Color(ImageSet):
     def __init__(
         self, split: str = "train", n_per_class: int = 1000, size: int = 224, seed: int = 0, noise: float = 0.1
     ) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"Color: split {split!r} does not exist; expected train or test")
-        if size < 2 or n_per_class < 2 or seed < 0 or not 0 <= noise < np.inf:
-            found = f"{size=}, {n_per_class=}, {seed=}, {noise=}"
-            raise ValueError(f"Color: expected size ≥ 2, n_per_class ≥ 2, seed ≥ 0 and noise ≥ 0; found {found}")
-        self.size, self.seed, self.noise = size, seed, noise
-        names: list[str] = []
-        for label in range(len(CLASS_COLORS)):
-            order = np.random.default_rng([seed, label]).permutation(n_per_class)
-            train = min(round(0.8 * n_per_class), n_per_class - 1)
-            part = order[:train] if split == "train" else order[train:]
-            names += [f"{label}/{number:06d}" for number in np.sort(part)]
         titles = ["/".join(COLOR_NAMES[color] for color in colors) for colors in CLASS_COLORS]
-        super().__init__(names, [int(name[0]) for name in names], titles)
+        super().__init__(split, n_per_class, size, seed, noise, titles)
 
     def _draw(self, index: int) -> tuple[NDArray[np.int64], np.random.Generator]:
         """The 2 × 2 cells of an image, and the generator its noise comes from."""
-        label, number = map(int, self.names[index].split("/"))
-        # The key is the image's, so its draws do not depend on which images were made before.
-        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, label << 32 | number], np.uint64)))
+        label, generator = self._generator(index)
         choices = np.array([0, *CLASS_COLORS[label]])
         while True:
             cells = choices[generator.integers(3, size=(2, 2))]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pace.images.birds import Birds
 from pace.images.color import Color
 from pace.images.decoding import EXTENSIONS
 from pace.images.imageset import ImageFiles, ImageSet, OnError
@@ -161,26 +162,27 @@ class Folder(ImageFiles):
 
 
 DATASETS: dict[str, type[Published]] = {"flower": Flower, "cars": Cars, "cub": CUB}
+GENERATED: dict[str, type[Color] | type[Birds]] = {"color": Color, "birds": Birds}
 _SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 
 
 def open_images(
     source: StrPath, data_root: StrPath | None = None, split: str = "train", on_error: OnError = "raise"
 ) -> ImageSet:
-    """The images of "color", of "flower", "cars" or "cub" in `data_root`, or of any folder, given its path.
+    """The images of "color" or "birds", of "flower", "cars" or "cub" in `data_root`, or of any folder, given its path.
 
     If a folder's subfolders are train, test and the like, `split` selects one of them; any other folder has only the
     split "train", which is all of it. Write ``./color`` for a folder that has the name of a dataset.
     """
-    if source == "color":
-        return Color(split)
+    if isinstance(source, str) and source in GENERATED:
+        return GENERATED[source](split)
     if isinstance(source, str) and source in DATASETS:
         if data_root is None:
             raise ValueError(f"{source}: data_root is needed, the folder that holds the dataset")
         return DATASETS[source](data_root, split, on_error)
     path = Path(source).expanduser()
     if not path.is_dir():
-        raise FileNotFoundError(f"{str(path)!r} is neither a folder nor one of color, {', '.join(DATASETS)}")
+        raise FileNotFoundError(f"{str(path)!r} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}")
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
         if split not in subfolders:

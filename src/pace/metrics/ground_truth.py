@@ -1,4 +1,4 @@
-"""What is known about the patches of a dataset: the colours of Color, the body parts of CUB."""
+"""What is known about the patches of a dataset: the colours of Color, the parts of Birds, the body parts of CUB."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pace.images import CUB, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
+from pace.images import CUB, Birds, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
 from pace.images.color import PALETTE
 from pace.metrics.declare import Array
 from pace.progress import progress
@@ -24,11 +24,7 @@ def known_truth(images: ImageSet, preprocessing: PreprocessingLike, grid: tuple[
 
 def true_colors(images: Color, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:
     """(M, rows, columns) colours of the patches as the model sees the images."""
-    corners = torch.tensor([[0.0, 0.0], [images.size, images.size]])
-    (left, top), (right, bottom) = prepare_points(corners, (images.size, images.size), preprocessing).tolist()
-    across, down = images.size / (right - left), images.size / (bottom - top)  # image pixels per input pixel
-    height, width = preprocessing.size
-    box = (-left * across, -top * down, (width - left) * across, (height - top) * down)
+    box = _seen_box(images.size, preprocessing)
     return np.stack([images.patch_colors(number, grid, box) for number in range(len(images))])
 
 
@@ -42,6 +38,25 @@ def seen_colors(
         shades = F.adaptive_avg_pool2d(seen, grid).permute(0, 2, 3, 1)
         found.append((shades[..., None, :] - palette).square().sum(-1).argmin(-1))
     return torch.cat(found).numpy()
+
+
+def true_parts(
+    images: Birds,
+    preprocessing: PreprocessingLike,
+    grid: tuple[int, int],
+    crops: Array | None = None,
+    kinds: bool = False,
+) -> Array:
+    """(M, rows, columns): the parts of Birds' patches as the model sees the images, or with `kinds` their kinds.
+
+    With `crops`, as `Observations.crops` has them, what it sees are these parts of the images, mirrored or not.
+    """
+    left, top, right, bottom = _seen_box(images.size, preprocessing)
+    truth = images.patch_kinds if kinds else images.patch_parts
+    whole = np.array([[0.0, 0.0, 1.0, 1.0]])
+    boxes = np.repeat(whole, len(images), 0) if crops is None else np.asarray(crops, np.float64)
+    boxes = np.array([left, top] * 2) + boxes * np.array([right - left, bottom - top] * 2)
+    return np.stack([truth(number, grid, box) for number, box in enumerate(boxes.tolist())])
 
 
 def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:
@@ -63,6 +78,15 @@ def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int
 def sample_images(images: ImageSet, rows: Array, preprocessing: PreprocessingLike) -> Tensor:
     """Some images (n, 3, H, W) in [0, 1], as the model sees them."""
     return torch.stack([prepare(images[int(row)], preprocessing) for row in rows])
+
+
+def _seen_box(size: int, preprocessing: PreprocessingLike) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom, in pixels, of what a model sees of an image of this height and width."""
+    corners = torch.tensor([[0.0, 0.0], [size, size]])
+    (left, top), (right, bottom) = prepare_points(corners, (size, size), preprocessing).tolist()
+    across, down = size / (right - left), size / (bottom - top)  # image pixels per input pixel
+    height, width = preprocessing.size
+    return -left * across, -top * down, (width - left) * across, (height - top) * down
 
 
 def image_size(images: CUB, number: int) -> tuple[int, int]:
