@@ -7,12 +7,12 @@ import torch
 from pace.metrics import (
     bootstrap,
     information_over_attention,
-    matching_patches,
     warp_agreement,
     warp_gain,
     warp_gain_over_attention,
     within_image_information,
 )
+from pace.observations import matching_patches
 
 GRID = (4, 4)
 RNG = np.random.default_rng(0)

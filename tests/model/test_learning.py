@@ -37,7 +37,7 @@ def learned(views, means, family="full", settings=EXACT, epochs=5):
     prior = Prior(within_covariance(sample, begin), 5.0)
     alpha = torch.full((len(means),), 0.1, dtype=torch.float64)
     concepts = place(begin, sample, prior, alpha, views[0].n_classes, family, rank=2)
-    memory, bounds = Memory(len(views), len(views[0]), len(means), views[0].n_tokens, settings), []
+    memory, bounds = Memory(len(views), len(views[0]), views[0].n_tokens, concepts, settings), []
     for _ in range(epochs):
         statistics = expect_all(views[0], views[1] if len(views) > 1 else None, concepts, settings, memory)
         bounds.append(bound_of(statistics, concepts, prior, len(views[0])))

@@ -58,7 +58,7 @@ def test_an_epoch_agrees_with_the_printed_equations_to_1e_8(sweeps, paired, labe
     factors = np.linalg.cholesky(inverse[:, ::-1, ::-1])[:, ::-1, ::-1].copy()  # upper triangular P with P Pᵀ = Σ⁻¹
     gaussians = FullGaussians(torch.from_numpy(means) - offset, torch.from_numpy(factors))
     concepts = Concepts(gaussians, offset, *map(torch.from_numpy, (ALPHA, head, beta)))
-    memory = Memory(2 if paired else 1, M, K, J, settings)
+    memory = Memory(2 if paired else 1, M, J, concepts, settings)
     perturbed = Observations(e_p, a_p) if paired else None
     statistics = expect_all(Observations(e, a, y), perturbed, concepts, settings, memory)
     np.testing.assert_allclose(statistics.bound, bounds, rtol=1e-8, atol=1e-8)

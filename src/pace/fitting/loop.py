@@ -195,7 +195,7 @@ def _resumed_or_begun(
         course.interrupted = begin is not None and begin.interrupted
         _forget(views)  # what the start looked at, which a resumed fit has not seen
     if plan.minibatch is None and not course.refined:
-        shape = (len(views), visits.own_images, len(course.concepts), views[0].n_tokens)
+        shape = (len(views), visits.own_images, views[0].n_tokens, course.concepts)
         course.memory = Memory(*shape, settings)
         if saved is not None and "memory" in saved.own:
             course.memory.state.copy_(saved.own["memory"])

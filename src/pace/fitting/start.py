@@ -152,7 +152,7 @@ def _trial(
     """The bound after a few epochs on the sample's images."""
     some = observations[sample.images]
     pair = None if perturbed is None else perturbed[sample.images]
-    memory = Memory(1 if pair is None else 2, len(some), len(start), some.n_tokens, settings)
+    memory = Memory(1 if pair is None else 2, len(some), some.n_tokens, start, settings)
     for _ in range(_TRIAL_EPOCHS):
         statistics = expect_all(some, pair, start, settings, memory, lambda images: say("finding where to start"))
         bound = bound_of(statistics, start, prior, float(statistics.images)).total

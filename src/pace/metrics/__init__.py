@@ -42,7 +42,6 @@ from pace.metrics.hiding import (
 )
 from pace.metrics.local import (
     information_over_attention,
-    matching_patches,
     warp_agreement,
     warp_gain,
     warp_gain_over_attention,
@@ -78,7 +77,7 @@ __all__ = [
     "faithfulness_given_prediction", "fidelity_over_random", "gain_over_attention", "gain_over_lot", "hide",
     "hide_patches", "hide_tokens", "hoyer_sparsity", "information_over_attention", "insertion", "leading_area",
     "leading_attention", "leading_share", "levels", "live_concepts", "logit_fidelity", "majority_class",
-    "matching_patches", "metric", "n_concepts", "nonlinear_faithfulness", "part_ari", "part_consistency",
+    "metric", "n_concepts", "nonlinear_faithfulness", "part_ari", "part_consistency",
     "part_consistency_by_position", "prediction_survival", "reconstruction", "reidentification",
     "score_explanations", "seeds_alike", "sparsity", "stability", "stability_ratio",
     "stability_when_prediction_holds", "warp_agreement", "warp_gain", "warp_gain_over_attention",

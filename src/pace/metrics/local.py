@@ -15,6 +15,7 @@ import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import as_array, concept_counts, patches_of, theta_of
+from pace.observations import matching_patches
 
 _NUMBERS = 1 << 22  # of the embeddings, in memory at once
 _PRIOR = 1.0  # patches without any effect that every concept starts with, so that rare concepts predict little
@@ -94,26 +95,6 @@ def warp_gain_over_attention(
     floor_moved = _by_attention(moved, attention_perturbed, prefix_tokens, "attention_perturbed")
     floor_there = np.take_along_axis(floor, matching_patches(crops, grid), 1)
     return _less(_gain(moved, here, there), _gain(floor_moved, floor, floor_there))
-
-
-def matching_patches(crops: Any, grid: tuple[int, int]) -> Array:
-    """(M, patches): for each patch of a perturbed view, the patch of the picture that shows what is at its centre.
-
-    crops (M, 4): left, top, right, bottom of what the view shows, as shares of the picture; left > right where it is mirrored.
-    """
-    boxes = theta_of(crops, "crops")
-    if boxes.shape[1] != 4:
-        raise ValueError(f"crops: expected (images, 4): left, top, right, bottom; found {boxes.shape}")
-
-    def along(start: Array, stop: Array, cells: int) -> Array:
-        centres = (np.arange(cells) + 0.5) / cells
-        places = start[:, None] + centres * (stop - start)[:, None]
-        found: Array = np.floor(places * cells).clip(0, cells - 1).astype(np.int64)  # rounding may put the edge outside
-        return found
-
-    left, top, right, bottom = boxes.T
-    row, column = along(top, bottom, grid[0]), along(left, right, grid[1])
-    return (row[:, :, None] * grid[1] + column[:, None]).reshape(len(boxes), -1)
 
 
 def _concepts(phi: Any, grid: tuple[int, int], prefix_tokens: int) -> Array:

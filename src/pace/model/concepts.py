@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import FAMILIES, Gaussians, Prior
+from pace.model.nesting import Nest
 from pace.model.objective import Bound
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
@@ -25,28 +26,37 @@ _MEAN, _SQUARE = 0.9, 0.999  # Adam's β₁ and β₂
 class Concepts:
     """Everything that is learned."""
 
-    gaussians: Gaussians  # μ_k - offset, Σ_k
+    gaussians: Gaussians  # μ_k - offset, Σ_k; of kinds, in their own features
     offset: Tensor  # (d,) subtracted from every embedding, so that float32 keeps its digits
-    alpha: Tensor  # (K,) float64
+    alpha: Tensor  # (K,) float64; (P,) of parts
     label_head: Tensor  # H (K, N) float64
     pair_weights: Tensor  # β (K,) float64
+    nest: Nest | None = None  # where concepts are kinds of parts
 
     def __len__(self) -> int:
-        return len(self.alpha)
+        return len(self.pair_weights)
+
+    @property
+    def means(self) -> Tensor:
+        """μ_k - offset (K, d), as embeddings."""
+        return self.gaussians.means if self.nest is None else self.nest.means
 
     def no_statistics(self) -> Statistics:
-        return Statistics.zeros(self.gaussians.empty_sums(), self.label_head.shape[1])
+        sums = self.gaussians.empty_sums() if self.nest is None else self.nest.empty_sums(self.gaussians)
+        return Statistics.zeros(sums, self.label_head.shape[1], len(self.alpha))
 
     def tensors(self) -> dict[str, Tensor]:
         """Flat, for files and for communication."""
         gaussians = {f"gaussians.{name}": tensor for name, tensor in self.gaussians.tensors().items()}
-        return gaussians | {name: getattr(self, name) for name in _BESIDE_GAUSSIANS}
+        nest = {} if self.nest is None else {f"nest.{name}": tensor for name, tensor in self.nest.tensors().items()}
+        return gaussians | nest | {name: getattr(self, name) for name in _BESIDE_GAUSSIANS}
 
     @classmethod
     def from_tensors(cls, family: str, tensors: dict[str, Tensor]) -> Concepts:
         """Concepts of that covariance family; tensors of other names are ignored."""
         gaussians = FAMILIES[family].from_tensors(under("gaussians.", tensors))
-        return cls(gaussians, **{name: tensors[name] for name in _BESIDE_GAUSSIANS})
+        nest = Nest.from_tensors(FAMILIES[family], nested) if (nested := under("nest.", tensors)) else None
+        return cls(gaussians, **{name: tensors[name] for name in _BESIDE_GAUSSIANS}, nest=nest)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Concepts:
         before = self.gaussians.tensors()
@@ -59,6 +69,7 @@ class Concepts:
             self.alpha.to(device),
             self.label_head.to(device),
             self.pair_weights.to(device),
+            None if self.nest is None else self.nest.to(device, dtype),
         )
 
 
@@ -78,14 +89,23 @@ def update(concepts: Concepts, statistics: Statistics, prior: Prior, settings: S
     alpha = concepts.alpha
     if settings.learn_alpha:
         alpha = fit_dirichlet(alpha, statistics.log_theta / statistics.views, settings.smallest_alpha)
-    gaussians = concepts.gaussians.maximise(statistics.moments, prior)
-    return replace(concepts, gaussians=gaussians, alpha=alpha, label_head=label_head, pair_weights=pair_weights)
+    nest, moments = concepts.nest, statistics.moments
+    if nest is not None:
+        for_parts, prior = nest.priors(prior)
+        nest = nest.maximise(moments, for_parts)
+    gaussians = concepts.gaussians.maximise(moments, prior)
+    heads = {"label_head": label_head, "pair_weights": pair_weights}
+    return replace(concepts, gaussians=gaussians, alpha=alpha, nest=nest, **heads)
 
 
 def bound_of(statistics: Statistics, concepts: Concepts, prior: Prior, images: float) -> Bound:
     """The bound per image, including its share of the concepts' log prior when there are this many images."""
     embedding, faithful, stable = (statistics.bound / statistics.images).tolist()
-    return Bound(embedding + concepts.gaussians.log_prior(prior) / images, faithful, stable)
+    log_prior = 0.0
+    if concepts.nest is not None:
+        for_parts, prior = concepts.nest.priors(prior)
+        log_prior = concepts.nest.log_prior(for_parts)
+    return Bound(embedding + (log_prior + concepts.gaussians.log_prior(prior)) / images, faithful, stable)
 
 
 def head_curvature(phi_bar: Tensor, n_classes: int) -> Tensor:

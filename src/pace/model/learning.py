@@ -14,9 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.model.concepts import Concepts, head_curvature, pair_curvature
+from pace.model import nesting
+from pace.model.concepts import Concepts, head_curvature, pair_curvature, under
 from pace.model.feeding import Feed, Images, Visits
+from pace.model.gaussians.family import weighted_sums
 from pace.model.inference import Posterior, Weights, furthest_plausible, infer, uniform_start
+from pace.model.nesting import Nest
 from pace.model.objective import (
     Groups,
     expected_log_theta,
@@ -30,22 +33,34 @@ from pace.model.statistics import Statistics
 from pace.observations import Batch, Observations
 
 Report = Callable[[int], object]  # told how many more images are done
+Left = tuple[Tensor, Tensor]  # where inference left some images, as `Memory` keeps it
+
+
+_ROUNDS_PER_EPOCH = 2  # over images that go on where the last epoch left them
 
 
 class Memory:
-    """Where inference left every image, so that the next pass starts there and the bound cannot fall."""
+    """Where inference left every image, so that the next pass starts there and the bound cannot fall.
 
-    def __init__(self, views: int, n_images: int, n_concepts: int, n_tokens: int, settings: Settings):
-        counts, phi_bar = uniform_start(views * n_images, n_concepts, n_tokens, settings.updates, settings.device)
-        self.state = torch.stack([counts, phi_bar]).to(settings.dtype).view(2, views, n_images, n_concepts)
+    Of an image: γ - α and φ̄ or, where concepts are kinds of parts, γ - α of parts and ψ, which is 0 until it is known.
+    """
 
-    def recall(self, images: Images) -> tuple[Tensor, Tensor]:
-        counts, phi_bar = self.state[:, :, images].flatten(1, 2).double()
-        return counts, phi_bar
+    def __init__(self, views: int, n_images: int, n_tokens: int, concepts: Concepts, settings: Settings):
+        self._split = len(concepts.alpha)
+        shape = views * n_images, self._split, n_tokens, settings.updates, settings.device
+        counts, phi_bar = uniform_start(*shape)
+        if concepts.nest is not None:
+            phi_bar = counts.new_zeros(len(counts), len(concepts))
+        self.state = torch.cat([counts, phi_bar], 1).to(settings.dtype).view(views, n_images, -1)
 
-    def keep(self, images: Images, posterior: Posterior) -> None:
-        for place, value in zip(self.state, (posterior.counts, posterior.phi_bar), strict=True):
-            place[:, images] = value.view(len(place), -1, value.shape[1]).to(place.dtype)
+    def recall(self, images: Images) -> tuple[Tensor, Tensor] | None:
+        known = self.state[:, images].flatten(0, 1).double()
+        counts, rest = known[:, : self._split], known[:, self._split :]
+        return (counts, rest) if bool(rest.any()) else None
+
+    def keep(self, images: Images, left: Left) -> None:
+        value = torch.cat(left, 1)
+        self.state[:, images] = value.view(len(self.state), -1, value.shape[1]).to(self.state.dtype)
 
 
 def expect(
@@ -76,9 +91,9 @@ def expect(
         batches = feed.load(images, following)
         groups = None if visits.negatives is None else Groups(part.sizes, settings.device)
         start = None if memory is None else memory.recall(part.places)
-        posterior, room = expect_batch(batches, groups, concepts, settings, start, total, room)
+        left, room = expect_batch(batches, groups, concepts, settings, start, total, room)
         if memory is not None:
-            memory.keep(part.places, posterior)
+            memory.keep(part.places, left)
         report(sum(part.sizes))
     return total
 
@@ -103,18 +118,45 @@ def expect_batch(
     groups: Groups | None,
     concepts: Concepts,
     settings: Settings,
-    start: tuple[Tensor, Tensor] | None,
+    start: Left | None,
     total: Statistics,
     room: Tensor | None = None,
-) -> tuple[Posterior, Tensor]:
+) -> tuple[Left, Tensor | None]:
     """Infer one batch (original views first, then perturbed ones) and add it to the statistics.
 
     `groups` are those of negatives, when there are perturbed views; `room` is memory to work in, given back for the next batch.
     """
-    images, head, beta = len(batches[0].attention), concepts.label_head, concepts.pair_weights
+    images = len(batches[0].attention)
     predictions = None
-    if head.shape[1] > 0 and batches[0].predictions is not None:
+    if concepts.label_head.shape[1] > 0 and batches[0].predictions is not None:
         predictions = distributions(batches[0].predictions)
+    if concepts.nest is None:
+        posterior, room = _expect_flat(batches, images, predictions, groups, concepts, settings, start, total, room)
+        left, phi_bar = (posterior.counts, posterior.phi_bar), posterior.phi_bar
+    else:
+        posterior, psi = _expect_nested(batches, concepts, concepts.nest, settings, start, total)
+        left, phi_bar = (posterior.counts, psi), posterior.phi_bar[:, concepts.nest.part_of] * psi
+    total.images += images
+    total.views += len(posterior.gamma)
+    total.bound[0] += posterior.bound.sum()
+    total.log_theta += expected_log_theta(posterior.gamma).sum(0)
+    _add_heads(phi_bar[:images], phi_bar[images:], predictions, groups, concepts, total)
+    return left, room
+
+
+def _expect_flat(
+    batches: list[Batch],
+    images: int,
+    predictions: Tensor | None,
+    groups: Groups | None,
+    concepts: Concepts,
+    settings: Settings,
+    start: Left | None,
+    total: Statistics,
+    room: Tensor | None,
+) -> tuple[Posterior, Tensor]:
+    """φ and γ of the paper's model, pulled by L_f and L_s; adds the patches to the moments."""
+    head, beta = concepts.label_head, concepts.pair_weights
     own_term_only = settings.updates == "paper"
 
     def pull(phi_bar: Tensor) -> Tensor:
@@ -131,14 +173,37 @@ def expect_batch(
     log_likelihood, weights, x = evidence(batches, concepts, settings, room)
     pulled = groups is not None or predictions is not None
     posterior = _infer(log_likelihood, weights, concepts, settings, start, pull if pulled else None)
-
-    total.images += images
-    total.views += len(posterior.gamma)
     log_det, dim = concepts.gaussians.log_det, concepts.gaussians.means.shape[1]
-    bound = posterior.bound + weights.correction(posterior.phi_bar, posterior.counts, log_det, dim)
-    total.bound[0] += bound.sum()
-    total.log_theta += expected_log_theta(posterior.gamma).sum(0)
-    one, two = posterior.phi_bar[:images], posterior.phi_bar[images:]
+    posterior.bound = posterior.bound + weights.correction(posterior.phi_bar, posterior.counts, log_det, dim)
+    r = posterior.phi.mul_(weights.count[:, :, None])  # φ is not needed again
+    concepts.gaussians.accumulate(x, r.view(len(x), -1), total.moments)
+    return posterior, x
+
+
+def _expect_nested(
+    batches: list[Batch], concepts: Concepts, nest: Nest, settings: Settings, start: Left | None, total: Statistics
+) -> tuple[Posterior, Tensor]:
+    """φ and γ of parts, and ψ of kinds; adds the patches to the moments of both. H and β follow, they do not pull."""
+    embeddings = torch.cat([batch.embeddings for batch in batches])
+    attention = torch.cat([batch.attention for batch in batches])
+    given = nesting.evidence(embeddings, attention, nest, concepts.gaussians, concepts.offset)
+    rounds = {} if start is None else {"rounds": _ROUNDS_PER_EPOCH}
+    posterior, psi = nesting.infer_nested(given, nest, concepts.alpha, start, tol=settings.sweep_tol, **rounds)
+    held = posterior.phi * given.weights.count[:, :, None]
+    r = (held[:, :, nest.part_of] * psi[:, None].to(held.dtype)).flatten(0, 1)
+    rho, moments = float(nest.patch_weight), total.moments
+    moments["kinds"].add_(psi.sum(0))
+    moments["embeddings"].add_(rho * weighted_sums(r, embeddings.shape[2])((embeddings - concepts.offset).flatten(0, 1)))
+    nest.parts.accumulate(given.u, held.flatten(0, 1), under(nesting.PARTS, moments))
+    concepts.gaussians.accumulate(given.v, r.mul_(rho), moments)
+    return posterior, psi
+
+
+def _add_heads(
+    one: Tensor, two: Tensor, predictions: Tensor | None, groups: Groups | None, concepts: Concepts, total: Statistics
+) -> None:
+    """L_f and L_s of images with these φ̄, and the quadratics that H and β climb."""
+    head, beta = concepts.label_head, concepts.pair_weights
     if predictions is not None:
         total.bound[1] += faithfulness(one, predictions, head).sum()
         curvature = head_curvature(one, head.shape[1])
@@ -149,15 +214,14 @@ def expect_batch(
         curvature = pair_curvature(groups.padded(one), groups.sizes)
         total.pair_curvature += curvature
         total.pair_slope += stability_gradients(one, two, beta, groups, own_term_only=True)[2] + curvature @ beta
-    r = posterior.phi.mul_(weights.count[:, :, None])  # φ is not needed again
-    concepts.gaussians.accumulate(x, r.view(len(x), -1), total.moments)
-    return posterior, x
 
 
 def explain_batch(
     batch: Batch, concepts: Concepts, settings: Settings, *, use_predictions: bool = False, patches: bool = True
 ) -> Posterior:
     """Image and patch level of new images, each on its own; ŷ is used only when asked for."""
+    if concepts.nest is not None:
+        return _explain_nested(batch, concepts, concepts.nest, settings, patches)
     predictions = distributions(batch.predictions) if use_predictions and batch.predictions is not None else None
     log_likelihood, weights, _ = evidence([batch], concepts, settings, relative=not patches)
 
@@ -166,6 +230,15 @@ def explain_batch(
         return faithfulness_gradients(phi_bar, predictions, concepts.label_head)[0]
 
     return _infer(log_likelihood, weights, concepts, settings, None, None if predictions is None else pull, patches)
+
+
+def _explain_nested(batch: Batch, concepts: Concepts, nest: Nest, settings: Settings, patches: bool) -> Posterior:
+    """γ and φ of concepts: those of their parts, shared out among the kinds."""
+    given = nesting.evidence(batch.embeddings, batch.attention, nest, concepts.gaussians, concepts.offset)
+    found, psi = nesting.infer_nested(given, nest, concepts.alpha, None, tol=settings.sweep_tol)
+    gamma = found.gamma[:, nest.part_of] * psi
+    phi = found.phi[:, :, nest.part_of] * psi[:, None].to(found.phi.dtype) if patches else found.phi.new_empty(0)
+    return replace(found, gamma=gamma, phi=phi)
 
 
 def evidence(

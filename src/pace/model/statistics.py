@@ -18,7 +18,7 @@ class Statistics:
     images: Tensor  # () number of images
     views: Tensor  # () number of θ inferred: twice the images when perturbed views are there
     bound: Tensor  # (3,) ΣL_e, ΣL_f, ΣL_s
-    log_theta: Tensor  # (K,) Σ E[log θ]
+    log_theta: Tensor  # (K,) Σ E[log θ]; (P,) of parts
     # A quadratic that lies below ΣL_f and touches it at the present H: its slope at H = 0 and its negative curvature.
     # Expanded around H = 0, quadratics of different H add up, and online learning climbs their average.
     head_slope: Tensor  # (K, N)
@@ -28,7 +28,7 @@ class Statistics:
     moments: Sums  # weighted sums of the patches, as the covariance family needs them
 
     @classmethod
-    def zeros(cls, moments: Sums, n_classes: int) -> Statistics:
+    def zeros(cls, moments: Sums, n_classes: int, n_shares: int) -> Statistics:
         k, device = len(moments["weight"]), moments["weight"].device
 
         def zeros(*shape: int) -> Tensor:
@@ -38,7 +38,7 @@ class Statistics:
             images=zeros(),
             views=zeros(),
             bound=zeros(3),
-            log_theta=zeros(k),
+            log_theta=zeros(n_shares),
             head_slope=zeros(k, n_classes),
             head_curvature=zeros(k, k),
             pair_slope=zeros(k),

@@ -1,0 +1,241 @@
+"""Where parts and kinds start: the features that tell them, parts by EM on a sample of images, kinds by splitting parts.
+
+What tells parts: the directions in which patches of one image differ most, beside what a change of view does to the same
+place. What tells kinds: likewise those in which patches of all images differ. A part gets as many kinds as it has to tell: the
+group of images in which a part varies most is split in two, again and again, until there are enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.model.concepts import Concepts, fit_dirichlet
+from pace.model.gaussians import FAMILIES, Gaussians, Prior
+from pace.model.inference import Weights, infer
+from pace.model.nesting import Nest
+from pace.model.objective import expected_log_theta
+from pace.model.seeding import PATCHES_PER_CONCEPT, Sample, cluster, within_covariance
+from pace.model.settings import Settings
+from pace.observations import Observations, matching_patches
+
+_IMAGES = 600  # on which all of this is done
+_TELL_PARTS, _TELL_KINDS = 32, 64  # directions
+_VIEW_FLOOR = 0.1  # of the variance itself, counted as if a view changed it: no direction is told by rounding
+_EPOCHS = 12  # of EM for the parts alone
+_LLOYD = 10  # rounds for the kinds
+_LEAST_KIND_EFFECT = 0.1  # share of what varies within a part that must lie between images, else parts have no kinds
+
+
+class Moments(NamedTuple):
+    """Attention-weighted covariances of the patches (d, d), float64."""
+
+    within: Tensor  # of images
+    total: Tensor
+    view: Tensor  # half of that of the difference between two views of one place
+    offset: Tensor  # (d,) mean embedding
+
+
+def nested_start(
+    observations: Observations,
+    perturbed: Observations | None,
+    n_parts: int,
+    n_concepts: int,
+    alpha: Tensor,
+    family: str,
+    rank: int,
+    starts: int,
+    settings: Settings,
+    seed: int,
+) -> tuple[Concepts, Tensor, float] | None:
+    """Concepts, and Σ0 of both levels as one block-diagonal covariance; None where parts do not differ between images.
+
+    The last value is the share of what varies within parts that lies between images.
+    """
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.choice(len(observations), min(_IMAGES, len(observations)), replace=False))
+    seen = observations[rows]
+    pair = None if perturbed is None else perturbed[rows]
+    moments = _moments(seen, pair, settings)
+    to_parts = _telling(moments.within, moments.view, _TELL_PARTS).to(settings.dtype)
+    to_kinds = _telling(moments.total, moments.view, _TELL_KINDS).to(settings.dtype)
+    offset = moments.offset.to(settings.dtype)
+    u, v, weights = [], [], []
+    for _, batch in seen.batches(32, settings.device, settings.dtype):
+        share = batch.attention / batch.attention.sum(1, keepdim=True)
+        u.append((batch.embeddings - torch.bmm(share[:, None], batch.embeddings)) @ to_parts)
+        v.append((batch.embeddings - offset) @ to_kinds)
+        weights.append(Weights.of(batch.attention, "exact").count)
+    all_u, all_v, count = torch.cat(u), torch.cat(v), torch.cat(weights)
+    parts, alpha, phi, parts_prior = _learn_parts(all_u, count, n_parts, alpha, family, rank, starts, settings, rng)
+
+    held = phi * count[:, :, None]
+    size = held.sum(1)  # (M, P)
+    pooled = torch.bmm(held.mT, all_v) / size[:, :, None].clamp_min(1e-9)
+    flat, flat_count = all_v.flatten(0, 1).double(), count.reshape(-1, 1).double()
+    total = (flat * flat_count).T @ flat
+    within = (total - _outer(pooled, size)) / flat_count.sum()  # around the mean of each image's part
+    within += 1e-6 * within.trace() / len(within) * torch.eye(len(within), dtype=within.dtype, device=within.device)
+    middle = (pooled * size[:, :, None]).sum(0) / size.sum(0)[:, None].clamp_min(1e-9)
+    between = _outer(pooled - middle, size) / flat_count.sum()
+    whiten = torch.linalg.inv(torch.linalg.cholesky(within + between)).mT
+    effect = float((whiten.mT @ between @ whiten).trace() / len(whiten))
+    if effect < _LEAST_KIND_EFFECT:
+        return None
+    part_of, centres, spread = _kinds(pooled @ whiten.to(pooled.dtype), size, n_concepts, seed)
+    means = torch.linalg.solve(whiten, centres.double(), left=False)
+    kinds_prior = within + between * spread
+    # A part's patches repeat each other by what its images' means vary around their kind.
+    alike = float((between * spread).trace() / kinds_prior.trace())
+    patches = float((size.square().sum() / size.sum()).clamp_min(1))
+    rho = 1 / (1 + (patches - 1) * alike)
+    sizes = torch.bincount(part_of, minlength=n_parts).double()
+    nest = Nest(
+        part_of=part_of,
+        parts=parts,
+        to_parts=to_parts,
+        to_kinds=to_kinds,
+        kind_shares=1 / sizes[part_of],
+        patch_weight=torch.tensor(rho, dtype=torch.float64, device=settings.device),
+        means=means.new_zeros(n_concepts, observations.dim).to(settings.dtype),
+    )
+    concepts = Concepts(
+        gaussians=FAMILIES[family].seed(means.to(settings.dtype).contiguous(), kinds_prior, rank),
+        offset=offset,
+        alpha=alpha,
+        label_head=torch.zeros(n_concepts, observations.n_classes, dtype=torch.float64, device=settings.device),
+        pair_weights=torch.ones(n_concepts, dtype=torch.float64, device=settings.device),
+        nest=nest,
+    )
+    return concepts, torch.block_diag(parts_prior, kinds_prior), effect
+
+
+def _moments(seen: Observations, pair: Observations | None, settings: Settings) -> Moments:
+    dim, prefix = seen.dim, seen.prefix_tokens
+    within, second, view = (torch.zeros(dim, dim, dtype=torch.float64, device=settings.device) for _ in range(3))
+    first, compared = torch.zeros(dim, dtype=torch.float64, device=settings.device), 0.0
+    known = pair is not None and pair.crops is not None and seen.grid is not None
+    matches = matching_patches(pair.crops[:], seen.grid) if known else None  # type: ignore[union-attr, arg-type]
+    for rows, batch in seen.batches(32, settings.device, settings.dtype):
+        share = batch.attention / batch.attention.sum(1, keepdim=True)
+        centre = torch.bmm(share[:, None], batch.embeddings)
+        first += centre.sum((0, 1)).double()
+        within += _outer(batch.embeddings - centre, share)
+        second += _outer(batch.embeddings, share)
+        here, there = batch.embeddings[:, prefix:], None
+        if matches is not None and pair is not None:
+            other = pair.batch(rows, settings.device, settings.dtype)
+            place = torch.from_numpy(matches[rows]).to(settings.device)
+            there, here = other.embeddings[:, prefix:], here.gather(1, place[:, :, None].expand(-1, -1, dim))
+            weight = share[:, prefix:].gather(1, place)
+        elif seen.grid is not None and min(seen.grid) > 1:  # neighbours mostly show the same
+            maps, weights = here.unflatten(1, seen.grid), share[:, prefix:].unflatten(1, seen.grid)
+            here, there, weight = (some.flatten(1, 2) for some in (maps[:, :, 1:], maps[:, :, :-1], weights[:, :, 1:]))
+        if there is not None:
+            view += _outer(there - here, weight) / 2
+            compared += float(weight.sum())
+    mean = first / len(seen)
+    total = second / len(seen) - mean[:, None] * mean
+    return Moments(within / len(seen), total, view / compared if compared else torch.zeros_like(view), mean)
+
+
+def _outer(x: Tensor, weights: Tensor) -> Tensor:
+    """Σ w x xᵀ, float64."""
+    flat = x.flatten(0, 1)
+    return ((flat * weights.reshape(-1, 1)).T @ flat).double()
+
+
+def _telling(variation: Tensor, view: Tensor, most: int) -> Tensor:
+    """The directions (d, r) in which variation is largest against the view's, scaled so that the latter is 1."""
+    floor = 1e-3 * variation.trace() / len(variation) * torch.eye(len(view), dtype=view.dtype, device=view.device)
+    lower = torch.linalg.cholesky(view + _VIEW_FLOOR * variation + floor)
+    inverse = torch.linalg.inv(lower)
+    vectors = torch.linalg.eigh(inverse @ variation @ inverse.mT).eigenvectors.flip(1)
+    return inverse.mT @ vectors[:, : min(most, len(view))]
+
+
+def _learn_parts(
+    u: Tensor,
+    count: Tensor,
+    n_parts: int,
+    alpha: Tensor,
+    family: str,
+    rank: int,
+    starts: int,
+    settings: Settings,
+    rng: np.random.Generator,
+) -> tuple[Gaussians, Tensor, Tensor, Tensor]:
+    """Gaussians, α, φ (M, J, P) and Σ0 of the parts, by EM on these images."""
+    flat, weights = u.flatten(0, 1), count.reshape(-1)
+    chances = (weights > 0).double().cpu().numpy()
+    drawn = rng.choice(len(flat), min(50 * PATCHES_PER_CONCEPT, int(chances.sum())), replace=False, p=chances / chances.sum())
+    some = torch.from_numpy(np.sort(drawn)).to(flat.device)
+    sample = Sample(np.arange(len(u)), flat[some], weights[some], flat.new_zeros(flat.shape[1]))
+    means, _ = min((cluster(sample, n_parts, int(rng.integers(2**31))) for _ in range(starts)), key=lambda found: found[1])
+    covariance = within_covariance(sample, means)
+    prior = Prior(covariance, float(flat.shape[1]))
+    gaussians = FAMILIES[family].seed(means.contiguous(), covariance, rank)
+    both, learn_alpha = Weights.of(count, "exact"), settings.learn_alpha
+    counts = u.new_full((len(u), n_parts), u.shape[1] / n_parts, dtype=torch.float64)
+    for _ in range(_EPOCHS):
+        distances = gaussians.mahalanobis(flat).view(*count.shape, -1)
+        evidence = both.log_likelihood(distances, gaussians.log_det, flat.shape[1])
+        found = infer(evidence, both, alpha, (counts, counts / u.shape[1]), max_sweeps=4)
+        counts = found.counts
+        if learn_alpha:
+            alpha = fit_dirichlet(alpha, expected_log_theta(found.gamma).mean(0), settings.smallest_alpha)
+        sums = gaussians.empty_sums()
+        gaussians.accumulate(flat.clone(), (found.phi * count[:, :, None]).flatten(0, 1), sums)
+        gaussians = gaussians.maximise(sums, prior)
+    return gaussians, alpha, found.phi, covariance
+
+
+def _kinds(pooled: Tensor, size: Tensor, n_concepts: int, seed: int) -> tuple[Tensor, Tensor, float]:
+    """Kinds of the parts from each image's mean of each part (M, P, q) and how many patches it has of it (M, P).
+
+    Gives the part (K,) and the centre (K, q) of every kind, and the share of the variation between images that they leave.
+    """
+    images, n_parts = size.shape
+    weight = size.clamp_min(1e-9)
+    groups = [(part, torch.arange(images, device=size.device)) for part in range(n_parts)]
+    inertia = [_inertia(pooled[:, part], weight[:, part]) for part in range(n_parts)]
+    whole = sum(inertia)
+    while len(groups) < n_concepts:
+        worst = int(np.argmax(inertia))
+        (part, rows), _ = groups.pop(worst), inertia.pop(worst)
+        x, w = pooled[rows, part], weight[rows, part]
+        halves = _two(x, w, seed)
+        for side in (halves, ~halves):
+            groups.append((part, rows[side]))
+            inertia.append(_inertia(x[side], w[side]) if int(side.sum()) > 1 else 0.0)
+    part_of = torch.tensor(sorted(part for part, _ in groups), device=size.device)
+    centres, left = [], 0.0
+    for part in range(n_parts):
+        x, w = pooled[:, part], weight[:, part]
+        own = [rows for of, rows in groups if of == part]
+        means = torch.stack([_mean(x[rows], w[rows]) if len(rows) else x.mean(0) for rows in own])
+        for _ in range(_LLOYD):
+            member = torch.nn.functional.one_hot(torch.cdist(x, means).argmin(1), len(means)).to(x.dtype) * w[:, None]
+            held = member.sum(0)[:, None]
+            means = torch.where(held > 0, member.T @ x / held.clamp_min(1e-30), means)
+        centres.append(means)
+        left += float((torch.cdist(x, means).amin(1).square() * w).sum())
+    return part_of, torch.cat(centres), left / max(whole, 1e-30)
+
+
+def _mean(x: Tensor, weight: Tensor) -> Tensor:
+    return (x * weight[:, None]).sum(0) / weight.sum()
+
+
+def _inertia(x: Tensor, weight: Tensor) -> float:
+    return float(((x - _mean(x, weight)).square().sum(1) * weight).sum())
+
+
+def _two(x: Tensor, weight: Tensor, seed: int) -> Tensor:
+    """Which of the rows belong to the first of two clusters."""
+    sample = Sample(np.arange(0), x, weight, x.new_zeros(x.shape[1]))
+    owner = torch.cdist(x, cluster(sample, 2, seed)[0]).argmin(1)
+    return owner == 0
