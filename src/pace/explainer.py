@@ -35,6 +35,7 @@ from pace.model.learning import expect_all, explain_batch
 from pace.model.nearest import Patches, nearest
 from pace.model.precision import undisturbed
 from pace.model.refining import images_in_step
+from pace.model.refining_kinds import Drift
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
@@ -53,6 +54,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     n_concepts : int or "auto"
         K, the number of concepts; "auto" finds it (docs/number-of-concepts.md) and leaves `selection_`.
+    parts : int, "auto" or None
+        P, the number of parts: an image is a mixture of parts, in an image every part has one kind, and a concept is a kind
+        of a part (docs/parts.md). "auto" is √K parts, from 12 concepts up and if parts differ between images; else, and
+        with None, concepts are the paper's, which are no kinds.
     max_concepts : int
         Upper limit for "auto"; a fit that reaches it warns.
     covariance : {"full", "diag", "tied", "low_rank"}
@@ -94,6 +99,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self,
         n_concepts: int | str = 100,
         *,
+        parts: int | str | None = "auto",
         max_concepts: int = 300,
         covariance: str = "tied",
         updates: str = "exact",
@@ -111,6 +117,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         progress: bool | None = None,
     ):
         self.n_concepts = n_concepts
+        self.parts = parts
         self.max_concepts = max_concepts
         self.covariance = covariance
         self.updates = updates
@@ -130,6 +137,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
+    refinement_drift_: Drift | None  # what refining kinds cost: patches that changed their part, and nats of the bound
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int  # batches of `partial_fit` so far
     prefix_tokens_: int  # that counted beside the patches
@@ -168,7 +176,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
 
             def start() -> loop.Course:
-                return find_start(self, observations, pair, settings, lambda note: advance(0, note))
+                say = lambda note: advance(0, note)  # noqa: E731
+                return find_start(self, observations, pair, settings, say, views_of_places=perturbed)
 
             course = loop.run(observations, perturbed, settings, plan, team, saver, start, advance)
         # Only now does the model change, so that a fit that fails leaves the one before it.
@@ -176,7 +185,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
         self.n_steps_ = 0 if self.minibatch is None else self.n_iter_
         self.converged_, self.interrupted_ = course.converged, course.interrupted
-        self.refinement_, self.selection_ = course.refinement, course.selection
+        self.refinement_, self.refinement_drift_ = course.refinement, course.drift
+        self.selection_ = course.selection
         self._describe(observations, settings)
         self._warn_of_the_end()
         if saver is not None and course.finished:
@@ -215,7 +225,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     "this model was saved without its statistics; save(path, statistics=True) to go on later"
                 )
         else:
-            begin = find_start(self, observations, perturbed, settings, whole=False)
+            begin = find_start(self, observations, perturbed, settings, whole=False, views_of_places=perturbed)
             if begin.interrupted:
                 raise KeyboardInterrupt
             concepts, prior, selection = begin.concepts, begin.prior, begin.selection
@@ -229,7 +239,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._concepts, self._prior = update(concepts, total, prior, settings), prior
         self._statistics, self.lower_bounds_, self.selection_ = total, [*bounds, bound], selection
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
-        self.converged_, self.interrupted_, self.refinement_ = False, False, np.empty((0, 3))
+        self.converged_, self.interrupted_ = False, False
+        self.refinement_, self.refinement_drift_ = np.empty((0, 3)), None
         self._describe(observations, settings)
         return self
 
@@ -239,7 +250,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._check_unchanged(observations)
         concepts = self._concepts.to(settings.device, settings.dtype)
         if not settings.learn_alpha:
-            concepts = replace(concepts, alpha=alpha_of(self, len(concepts), observations, settings))
+            concepts = replace(concepts, alpha=alpha_of(self, len(concepts.alpha), observations, settings))
         strength = prior_strength_of(self, observations, settings)
         return concepts, Prior(self._prior.covariance.to(settings.device), strength)
 
@@ -254,6 +265,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The transformer's prediction ŷ is withheld from inference unless `use_predictions`.
         """
         self._check_fits(observations, predictions=use_predictions)
+        if use_predictions and self.part_of_ is not None:
+            raise ValueError(
+                "use_predictions: concepts that are kinds of parts are told without ŷ; fit with parts=None"
+            )
         if use_predictions and not (observations.n_classes and self.label_head_.shape[1]):
             raise ValueError("use_predictions=True needs predictions, here and when the model was fitted")
         settings = settings_of(self, observations)
@@ -273,7 +288,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 advance(some.stop - some.start)
         theta = gamma / gamma.sum(1, keepdims=True)
         layout = observations.grid, observations.prefix_tokens
-        found = Explanation(theta.astype(kind), gamma.astype(kind), phi, *layout)
+        found = Explanation(theta.astype(kind), gamma.astype(kind), phi, *layout, part_of=self.part_of_)
         if settings.updates == "paper":  # its counts sum to 1, whatever the image
             return found
         return replace(found, weights=effective_weights(attention, self.neighbours_, *layout), prior=self.share_prior_)
@@ -321,11 +336,23 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def means_(self) -> Array:
         """μ_k (K, d)."""
         concepts = self._fitted()
-        return _numpy(concepts.gaussians.means.double() + concepts.offset.double(), concepts.gaussians.means.dtype)
+        return _numpy(concepts.means.double() + concepts.offset.double(), concepts.means.dtype)
+
+    @property
+    def part_of_(self) -> Array | None:
+        """Of which part each concept is a kind (K,); None where concepts are no kinds."""
+        nest = self._fitted().nest
+        return None if nest is None else _numpy(nest.part_of)
+
+    @property
+    def n_parts_(self) -> int:
+        """P; as many as concepts where these are no kinds."""
+        nest = self._fitted().nest
+        return len(self._concepts) if nest is None else len(nest)
 
     @property
     def covariances_(self) -> Array:
-        """Σ_k (K, d, d); (d, d) when tied; the variances (K, d) when diagonal."""
+        """Σ_k (K, d, d); (d, d) when tied; the variances (K, d) when diagonal. Of kinds, in the features that tell them."""
         gaussians = self._fitted().gaussians
         return _numpy(gaussians.covariances(), gaussians.means.dtype)
 
@@ -347,7 +374,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def alpha_(self) -> Array:
-        """α (K,)."""
+        """α (K,); (P,) of parts."""
         return _numpy(self._fitted().alpha)
 
     @property
@@ -395,7 +422,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _check_fits(self, observations: Observations, predictions: bool = True) -> None:
         concepts = self._fitted()
         check_type(observations)
-        dim, known = concepts.gaussians.means.shape[1], concepts.label_head.shape[1]
+        dim, known = len(concepts.offset), concepts.label_head.shape[1]
         if observations.dim != dim:
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
         if predictions and known and observations.n_classes not in (0, known):
@@ -429,6 +456,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
         weight = None if self._statistics is None else self._statistics.moments["weight"]
+        if self._concepts.nest is not None:
+            scale /= float(self._concepts.nest.patch_weight)
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_, self.prefix_tokens_ = observations.dim, observations.prefix_tokens
@@ -444,7 +473,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         assert some.phi is not None
         assert some.weights is not None
         layout = some.grid, some.prefix_tokens
-        self.neighbours_, self.share_prior_ = learn_intervals(some.phi, some.gamma, some.weights, *layout)
+        phi, gamma = some.by_part(some.phi), some.by_part(some.gamma)
+        self.neighbours_, self.share_prior_ = learn_intervals(phi, gamma, some.weights, *layout)
 
 
 def _numpy(tensor: Tensor, dtype: torch.dtype | None = None) -> Array:

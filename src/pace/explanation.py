@@ -59,7 +59,7 @@ class Explanation:
     @property
     def parts(self) -> Array:
         """Share of every part in an image (M, P)."""
-        return self._by_part(self.theta)
+        return self.by_part(self.theta)
 
     @property
     def kinds(self) -> Array:
@@ -99,14 +99,14 @@ class Explanation:
 
     def _marginals(self) -> tuple[Array, Array]:
         """Parameters (M, P) of the Beta distribution of every part's share; without φ as if every patch had one for sure."""
-        gamma = self._by_part(self.gamma)
+        gamma = self.by_part(self.gamma)
         if self.phi is None or self.weights is None or self.prior is None:
             counts = gamma.astype(np.float64)
             if self.weights is not None and self.prior is not None:
                 counts = self.prior + self.parts * self.weights.sum(1, keepdims=True)
             return counts, counts.sum(1, keepdims=True) - counts
         images = zip(self.phi, gamma, self.weights, strict=True)
-        found = [_beta(self._by_part(phi), counts, weights, self.prior) for phi, counts, weights in images]
+        found = [_beta(self.by_part(phi), counts, weights, self.prior) for phi, counts, weights in images]
         both: Array = np.array(found).reshape(len(self), 2, self.n_parts)
         return both[:, 0], both[:, 1]
 
@@ -114,12 +114,12 @@ class Explanation:
     def _part_of(self) -> Array:
         return np.arange(self.n_concepts) if self.part_of is None else self.part_of
 
-    def _by_part(self, values: Array) -> Array:
+    def by_part(self, values: Array) -> Array:
         """Sums (…, P) over the concepts of each part."""
         if self.part_of is None:
             return values
         member = np.eye(self.n_parts, dtype=values.dtype)[self.part_of]
-        return values @ member
+        return np.asarray(values @ member)
 
     def top_concepts(self, image: int, n: int = 3) -> Array:
         """The n concepts with the largest share θ of an image, largest first."""
@@ -138,7 +138,7 @@ class Explanation:
     def part_map(self, image: int, part: int | None = None) -> Array:
         """φ of a part, over all its kinds, laid out like the patches; without `part`, which part leads in every patch."""
         phi, grid = self._patches()
-        maps = self._by_part(phi[image, self.prefix_tokens :])
+        maps = self.by_part(phi[image, self.prefix_tokens :])
         return (maps.argmax(1) if part is None else maps[:, part]).reshape(grid)
 
     def aggregate(self, factor: int = 2) -> Explanation:

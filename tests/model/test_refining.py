@@ -21,10 +21,10 @@ from pace.model.objective import expected_log_theta
 from pace.model.refining import (
     Refinement,
     _climb,
-    _folded,
     _images_at_once,
     _look,
     _unsteadiness,
+    folded,
     images_in_step,
     refine,
 )
@@ -245,7 +245,7 @@ def test_the_refined_metric_folds_back_into_means_and_a_covariance():
     means = torch.randn(4, 5, generator=generator, dtype=torch.float64)
     patches = torch.randn(7, 5, generator=generator, dtype=torch.float64)
     direct = torch.cdist(patches @ factor, means).square()
-    torch.testing.assert_close(_folded(factor, means).mahalanobis(patches), direct)
+    torch.testing.assert_close(folded(factor, means).mahalanobis(patches), direct)
 
 
 def test_em_learns_from_the_images_as_they_are_and_a_refined_model_survives_its_file(tmp_path):

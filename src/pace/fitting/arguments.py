@@ -21,7 +21,9 @@ RANK = 16  # directions of a "low_rank" covariance: a round number, not tuned
 
 _TOL = 1e-4  # nats per patch and epoch: EM stops when the bound rises by less
 _REFINING_STEPS = 1000  # unless told otherwise
+_KIND_STEPS, _SOME_IMAGES = 600, 100  # likewise for kinds of parts; fewer images are not refined
 _MANY_IMAGES = 1000  # before it refines or prunes by itself: few would be overfitted, and show few concepts
+_FEWEST_NESTED = 12  # concepts; fewer leave no room for kinds
 _SHARE_OF_GPU = 0.9  # of its free memory, unless told otherwise
 
 
@@ -36,6 +38,13 @@ def check_arguments(model: PACE) -> None:
         raise ValueError(
             f"refine: needs covariance='tied' and updates='exact'; found {model.covariance!r} and {model.updates!r}"
         )
+    if not isinstance(model.parts, (str, type(None))):
+        if model.updates != "exact":
+            raise ValueError("parts: needs updates='exact'; use parts=None")
+        if not isinstance(model.n_concepts, str) and model.parts > model.n_concepts:
+            raise ValueError(f"parts: expected at most {model.n_concepts}, one for every concept; found {model.parts}")
+        if np.ndim(model.alpha):
+            raise ValueError("parts: needs one number for alpha, or 'learn'; use parts=None")
     given = () if isinstance(model.alpha, str) or model.alpha is None else np.shape(model.alpha)
     if given and not finds_number and given != (model.n_concepts,):
         raise ValueError(f"alpha: expected one positive number or {model.n_concepts} of them; found {model.alpha!r}")
@@ -108,7 +117,15 @@ def plan_of(model: PACE, observations: Observations, perturbed: Observations | N
         seed=model.seed,
         refinement=refinement,
         refine_anyway=model.refine != "auto",
+        kind_steps=_kind_steps(model, observations, perturbed),
     )
+
+
+def _kind_steps(model: PACE, observations: Observations, perturbed: Observations | None) -> int:
+    if not isinstance(model.refine, str):
+        return int(model.refine)
+    known = _can_refine(model) and observations.n_classes and perturbed is not None
+    return _KIND_STEPS if known and len(observations) >= _SOME_IMAGES else 0
 
 
 def _refinement(model: PACE, observations: Observations, perturbed: Observations | None) -> Refinement | None:
@@ -121,6 +138,14 @@ def _refinement(model: PACE, observations: Observations, perturbed: Observations
     if not observations.n_classes and perturbed is None:
         raise ValueError("refine: needs predictions or perturbed views, which say what to refine the concepts for")
     return Refinement(steps)
+
+
+def parts_of(model: PACE, n_concepts: int) -> int | None:
+    """How many parts to look for; None for concepts that are no kinds of parts."""
+    if isinstance(model.parts, str):
+        possible = model.updates == "exact" and not np.ndim(model.alpha) and n_concepts >= _FEWEST_NESTED
+        return round(n_concepts**0.5) if possible else None
+    return None if model.parts is None or model.parts >= n_concepts else int(model.parts)
 
 
 def plain_parameters(model: PACE) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pace.atomic import write_atomically
 from pace.fitting.distributed import Team
 from pace.observations import Lazy, Observations
 
-FORMAT = "pace-checkpoint-3"
+FORMAT = "pace-checkpoint-4"
 _INDEX = "index.json"
 _FILES = re.compile(r"(index\.json|(common|own-\d+)-\d+\.safetensors)(\.tmp)?")  # .tmp: of an interrupted write
 _COMPARED = 32  # images that stand for all when data are compared

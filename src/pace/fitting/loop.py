@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pace.classifiers import logistic_regression
-from pace.fitting.checkpoints import Checkpoint
+from pace.fitting.checkpoints import Checkpoint, Saved
 from pace.fitting.distributed import Team
 from pace.model.concepts import Concepts, bound_of, under, update
 from pace.model.feeding import Feed, Visits, bytes_per_image
@@ -23,6 +23,7 @@ from pace.model.gaussians import Prior
 from pace.model.learning import Memory, expect, explain_batch
 from pace.model.objective import Bound
 from pace.model.refining import Refinement, refine
+from pace.model.refining_kinds import Drift, refine_kinds
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
@@ -46,8 +47,9 @@ class Plan:
     least_gain: float  # of the bound, in an epoch
     minibatch: int | None  # images in a step; None: all of them, each of which is remembered
     seed: int
-    refinement: Refinement | None
+    refinement: Refinement | None  # of flat concepts
     refine_anyway: bool  # even where the prediction follows from the concepts already
+    kind_steps: int  # of refining, where concepts are kinds of parts
 
     def steps_per_epoch(self, n_images: int) -> int:
         return 1 if self.minibatch is None else -(-n_images // self.minibatch)
@@ -85,6 +87,7 @@ class Course:
     statistics: Statistics | None = None  # what the concepts were learned from
     bounds: list[Bound] = field(default_factory=list)  # after every step
     refinement: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
+    drift: Drift | None = None  # of patches and the bound, where kinds were refined
     converged: bool = False
     refined: bool = False
     finished: bool = False
@@ -100,6 +103,7 @@ class Course:
             "prior.strength": torch.tensor(self.prior.strength, dtype=torch.float64),
             "bounds": torch.tensor(self.bounds, dtype=torch.float64).reshape(-1, 3),
             "refinement": torch.from_numpy(self.refinement),
+            "drift": torch.tensor(self.drift or (), dtype=torch.float64),
             "state": torch.tensor([self.converged, self.refined, self.finished]),
         }  # fmt: skip
 
@@ -109,6 +113,7 @@ class Course:
         prior = Prior(tensors["prior.covariance"].to(settings.device), float(tensors["prior.strength"]))
         course = cls(concepts, prior, refinement=tensors["refinement"].numpy())
         course.bounds = [Bound(*row) for row in tensors["bounds"].tolist()]
+        course.drift = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
         course.converged, course.refined, course.finished = tensors["state"].tolist()
         if statistics := under("statistics.", tensors):
             course.statistics = Statistics.from_tensors(statistics).map(lambda t: t.to(settings.device))
@@ -131,12 +136,16 @@ def run(
 
     Ctrl-C ends it with what was learned so far. Of several processes none can stop alone, so there Ctrl-C is raised.
     """
-    n_images, learning_from = len(observations), perturbed if plan.refinement is None else None
-    views = [view for view in (observations, learning_from) if view is not None]
-    visits = Visits(n_images, None if learning_from is None else settings.negatives, team.rank, team.size)
-    course = _resumed_or_begun(views, visits, settings, plan, team, checkpoint, start)
+    n_images = len(observations)
+    both = [view for view in (observations, perturbed) if view is not None]
+    course, saved = _resumed_or_begun(both, settings, plan, team, checkpoint, start)
+    # Perturbed views shape flat concepts that nothing refines; parts and kinds know them from their features.
+    ends_with_both = course.concepts.nest is not None or plan.refinement is not None
+    views = [observations] if ends_with_both else both
+    visits = Visits(n_images, settings.negatives if len(views) == 2 else None, team.rank, team.size)
     if course.finished:
         return course
+    _remember(course, saved, views, visits, settings, plan, checkpoint)
     advance(n_images * (1 + len(course.bounds) // plan.steps_per_epoch(n_images)))
 
     def report(images: int) -> None:
@@ -159,7 +168,7 @@ def run(
                 course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
                 course.converged = plan.converged(course.bounds, n_images)
                 _save(course, checkpoint)
-        if plan.refinement is not None and not course.interrupted:
+        if ends_with_both and not course.interrupted:
             _refine(course, observations, perturbed, settings, plan, team, checkpoint, advance)
     except KeyboardInterrupt:
         if team.size > 1:
@@ -176,32 +185,41 @@ def online_rate(step: int) -> float:
 
 def _resumed_or_begun(
     views: list[Observations],
-    visits: Visits,
     settings: Settings,
     plan: Plan,
     team: Team,
     checkpoint: Checkpoint | None,
     start: Callable[[], Course],
-) -> Course:
-    """From the checkpoint or, for all processes, from the start that the first one finds."""
+) -> tuple[Course, Saved | None]:
+    """From the checkpoint, which is given too, or, for all processes, from the start that the first one finds."""
     saved = None if checkpoint is None else checkpoint.load()
     if saved is not None:
-        course = Course.from_tensors(saved.common, plan.family, settings)
-    else:
-        begin = start() if team.rank == 0 else None
-        if begin is not None and begin.interrupted and team.size > 1:
-            raise KeyboardInterrupt
-        course = Course.from_tensors(team.from_first(begin.tensors() if begin else {}), plan.family, settings)
-        course.interrupted = begin is not None and begin.interrupted
-        _forget(views)  # what the start looked at, which a resumed fit has not seen
+        return Course.from_tensors(saved.common, plan.family, settings), saved
+    begin = start() if team.rank == 0 else None
+    if begin is not None and begin.interrupted and team.size > 1:
+        raise KeyboardInterrupt
+    course = Course.from_tensors(team.from_first(begin.tensors() if begin else {}), plan.family, settings)
+    course.interrupted = begin is not None and begin.interrupted
+    _forget(views)  # what the start looked at, which a resumed fit has not seen
+    return course, None
+
+
+def _remember(
+    course: Course,
+    saved: Saved | None,
+    views: list[Observations],
+    visits: Visits,
+    settings: Settings,
+    plan: Plan,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """Give the course its memory of every image, as the checkpoint has it or empty."""
     if plan.minibatch is None and not course.refined:
-        shape = (len(views), visits.own_images, views[0].n_tokens, course.concepts)
-        course.memory = Memory(*shape, settings)
+        course.memory = Memory(len(views), visits.own_images, views[0].n_tokens, course.concepts, settings)
         if saved is not None and "memory" in saved.own:
             course.memory.state.copy_(saved.own["memory"])
     if saved is None and not course.interrupted:
         _save(course, checkpoint)  # the start may have taken long
-    return course
 
 
 def _refine(
@@ -215,17 +233,21 @@ def _refine(
     advance: Advance,
 ) -> None:
     """Refine, unless the prediction follows already; then learn H and β once more, from the perturbed views as well."""
-    assert plan.refinement is not None
     views = [view for view in (observations, perturbed) if view is not None]
+
+    def report(images: int) -> None:
+        advance(images, "refining")
+
     if not course.refined:
-        follows = (
-            team.rank == 0 and not plan.refine_anyway and predicts(observations, course.concepts, settings)
-        )  # the first process finds out, for all
-        if not any(team.gathered(follows)):
-            course.concepts, course.refinement = refine(
-                observations, perturbed, course.concepts, settings, plan.refinement, plan.seed,
-                lambda images: advance(images, "refining"), team.share,
-            )  # fmt: skip
+        given = observations, perturbed, course.concepts, settings
+        if course.concepts.nest is not None:  # takes less time than to ask whether it is needed
+            if plan.kind_steps:
+                steps = plan.kind_steps, plan.seed
+                course.concepts, course.refinement, course.drift = refine_kinds(*given, *steps, report, team.share)
+        elif plan.refinement is not None:
+            ask = team.rank == 0 and not plan.refine_anyway  # the first process finds out, for all
+            if not any(team.gathered(ask and predicts(observations, course.concepts, settings))):
+                course.concepts, course.refinement = refine(*given, plan.refinement, plan.seed, report, team.share)
         course.refined, course.memory = True, None
         _forget(views)
         _save(course, checkpoint)
@@ -234,8 +256,13 @@ def _refine(
         fresh = team.total(
             expect(feed, visits, course.concepts, settings, report=lambda n: advance(n * team.size, "refining"))
         )
-    heads = update(course.concepts, fresh, course.prior, settings)
-    course.concepts, course.statistics = replace(heads, gaussians=course.concepts.gaussians), fresh
+    heads, before = update(course.concepts, fresh, course.prior, settings), course.concepts
+    learned = replace(heads, gaussians=before.gaussians)
+    if (
+        before.nest is not None and heads.nest is not None
+    ):  # parts stay as they are; what their patches look like is new
+        learned = replace(learned, alpha=before.alpha, nest=replace(before.nest, means=heads.nest.means))
+    course.concepts, course.statistics = learned, fresh
 
 
 def _feed(views: list[Observations], visits: Visits, course: Course, settings: Settings, plan: Plan) -> Feed:

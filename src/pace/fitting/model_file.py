@@ -18,13 +18,14 @@ from pace.fitting.arguments import plain_parameters
 from pace.model.concepts import Concepts, under
 from pace.model.gaussians import Prior
 from pace.model.objective import Bound
+from pace.model.refining_kinds import Drift
 from pace.model.selecting import Selection
 from pace.model.statistics import Statistics
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
 
-FORMAT = "pace-model-2"
+FORMAT = "pace-model-3"
 _HEADER = ("updates_", "n_steps_", "prefix_tokens_", "converged_", "interrupted_")  # attributes that JSON can hold
 
 
@@ -37,6 +38,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["prior_covariance"] = prior.covariance
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
     tensors["refinement"] = torch.from_numpy(model.refinement_)
+    tensors["drift"] = torch.tensor(model.refinement_drift_ or (), dtype=torch.float64)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
     tensors["share_prior"] = torch.from_numpy(model.share_prior_)
     if model.neighbours_ is not None:
@@ -91,9 +93,10 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model.selection_ = Selection.from_tensors(selection) if selection else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()
+    model.refinement_drift_ = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
     model.concept_weights_ = tensors["concept_weights"].numpy()
     model.share_prior_ = tensors["share_prior"].numpy()
     model.neighbours_ = tensors["neighbours"].numpy() if "neighbours" in tensors else None
     model.n_iter_ = len(model.lower_bounds_)
-    model.n_features_in_ = model._concepts.gaussians.means.shape[1]
+    model.n_features_in_ = len(model._concepts.offset)
     return model

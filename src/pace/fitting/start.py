@@ -11,11 +11,12 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from pace.fitting.arguments import RANK, alpha_of, prior_strength_of, prunes
+from pace.fitting.arguments import RANK, alpha_of, parts_of, prior_strength_of, prunes
 from pace.fitting.loop import Course, predicts
 from pace.model.concepts import Concepts, bound_of, update
 from pace.model.gaussians import Prior
 from pace.model.learning import Memory, expect_all
+from pace.model.parting import LEAST_KIND_EFFECT, nested_start
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
 from pace.model.selecting import Selection, first_guess, select
 from pace.model.settings import Settings
@@ -37,11 +38,12 @@ def find_start(
     settings: Settings,
     say: Say = lambda note: None,
     whole: bool = True,
+    views_of_places: Observations | None = None,
 ) -> Course:
     """The best of several starts, by the bound after a few epochs on a sample of the images.
 
-    `whole`: these are all the images there will be. Ctrl-C settles for the best start so far, which is then marked as
-    interrupted; before there is any it is raised.
+    `whole`: these are all the images there will be. `views_of_places` say what a change of view does, which tells no part.
+    Ctrl-C settles for the best start so far, which is then marked as interrupted; before there is any it is raised.
     """
     rng = np.random.default_rng(model.seed)
     if isinstance(model.n_concepts, str):
@@ -51,6 +53,8 @@ def find_start(
         n_concepts = int(model.n_concepts)
         pruned = prunes(model, observations, whole)
         selection = _supported(model, n_concepts, observations, settings, say) if pruned else None
+    if whole_parts := _nested(model, n_concepts, selection, observations, views_of_places, settings, say):
+        return whole_parts
     sample = draw_sample(observations, n_concepts, settings, rng)
     if selection is not None:
         clusters = [(selection.means.to(settings.device) - sample.offset, 0.0)]
@@ -74,6 +78,33 @@ def find_start(
     except KeyboardInterrupt:
         return Course(best, prior, selection, interrupted=True)
     return Course(best, prior, selection)
+
+
+def _nested(
+    model: PACE,
+    n_concepts: int,
+    selection: Selection | None,
+    observations: Observations,
+    perturbed: Observations | None,
+    settings: Settings,
+    say: Say,
+) -> Course | None:
+    """A start with parts and kinds, unless concepts are no kinds: asked for so, too few, or as many as the patches ask for."""
+    n_parts = parts_of(model, n_concepts)
+    pruned = selection is not None and selection.n_concepts < n_concepts
+    if n_parts is None or (pruned and model.parts == "auto"):
+        return None
+    say("finding parts")
+    alpha = alpha_of(model, n_parts, observations, settings)
+    least = 0.0 if model.parts != "auto" else LEAST_KIND_EFFECT
+    shape = n_parts, n_concepts, alpha, model.covariance, RANK, model.n_init
+    found = nested_start(observations, perturbed, *shape, settings, model.seed, least)
+    if found is None:
+        return None
+    concepts, covariance = found
+    assert concepts.nest is not None
+    strength = prior_strength_of(model, observations, settings) * covariance.shape[0] / 2 / observations.dim
+    return Course(concepts, Prior(covariance, max(strength, 1.0)), selection)
 
 
 def _select(model: PACE, observations: Observations, settings: Settings, say: Say) -> Selection:

@@ -193,7 +193,9 @@ def _expect_nested(
     r = (held[:, :, nest.part_of] * psi[:, None].to(held.dtype)).flatten(0, 1)
     rho, moments = float(nest.patch_weight), total.moments
     moments["kinds"].add_(psi.sum(0))
-    moments["embeddings"].add_(rho * weighted_sums(r, embeddings.shape[2])((embeddings - concepts.offset).flatten(0, 1)))
+    moments["embeddings"].add_(
+        rho * weighted_sums(r, embeddings.shape[2])((embeddings - concepts.offset).flatten(0, 1))
+    )
     nest.parts.accumulate(given.u, held.flatten(0, 1), under(nesting.PARTS, moments))
     concepts.gaussians.accumulate(given.v, r.mul_(rho), moments)
     return posterior, psi

@@ -78,12 +78,17 @@ class Nest:
     def empty_sums(self, kinds: Gaussians) -> Sums:
         """Zeros for the sums of both levels: the parts' under names that begin with `PARTS`."""
         parts = {PARTS + name: zeros for name, zeros in self.parts.empty_sums().items()}
-        own = {"kinds": self.kind_shares.new_zeros(len(self.part_of)), "embeddings": self.means.double().new_zeros(self.means.shape)}
+        own = {
+            "kinds": self.kind_shares.new_zeros(len(self.part_of)),
+            "embeddings": self.means.double().new_zeros(self.means.shape),
+        }
         return kinds.empty_sums() | parts | own
 
     def maximise(self, sums: Sums, prior: Prior) -> Nest:
         """The M-step of the parts and of π."""
-        parts = self.parts.maximise({name.removeprefix(PARTS): t for name, t in sums.items() if name.startswith(PARTS)}, prior)
+        parts = self.parts.maximise(
+            {name.removeprefix(PARTS): t for name, t in sums.items() if name.startswith(PARTS)}, prior
+        )
         counts = sums["kinds"] + _KIND_PRIOR
         weight = sums["weight"][:, None]
         means = torch.where(weight > 0, sums["embeddings"] / weight.clamp_min(1e-300), self.means.double())
@@ -130,11 +135,18 @@ def evidence(embeddings: Tensor, attention: Tensor, nest: Nest, kinds: Gaussians
     for x, gaussians in zip(features, (nest.parts, kinds), strict=True):
         distances = gaussians.mahalanobis(x).view(*attention.shape, -1)
         found.append(weights.log_likelihood(distances, gaussians.log_det, x.shape[1]))
-    return Evidence(*features, found[0], found[1].mul_(float(nest.patch_weight)), weights)
+    (u, v), (parts, of_kinds) = features, found
+    return Evidence(u, v, parts, of_kinds.mul_(float(nest.patch_weight)), weights)
 
 
 def infer_nested(
-    given: Evidence, nest: Nest, alpha: Tensor, start: tuple[Tensor, Tensor] | None, *, rounds: int = _ROUNDS, tol: float = 1e-4
+    given: Evidence,
+    nest: Nest,
+    alpha: Tensor,
+    start: tuple[Tensor, Tensor] | None,
+    *,
+    rounds: int = _ROUNDS,
+    tol: float = 1e-4,
 ) -> tuple[Posterior, Tensor]:
     """The E-step: φ and γ of parts, in turn with the kinds ψ (B, K). `start` are γ - α and ψ of an earlier E-step.
 
@@ -146,12 +158,23 @@ def infer_nested(
         counts = given.parts.new_full((images, n_parts), tokens / n_parts, dtype=torch.float64)
         largest = given.kinds.amax(2, keepdim=True)
         mixed = nest.of_parts((given.kinds - largest + log_shares).exp()).clamp_min(torch.finfo(given.kinds.dtype).tiny)
-        found = infer(given.parts + mixed.log() + largest, given.weights, alpha, (counts, counts / tokens), max_sweeps=_SWEEPS, tol=tol)
+        found = infer(
+            given.parts + mixed.log() + largest,
+            given.weights,
+            alpha,
+            (counts, counts / tokens),
+            max_sweeps=_SWEEPS,
+            tol=tol,
+        )
         counts, psi = found.counts, _kinds_of(found, given, nest, log_shares)[1]
     else:
         counts, psi = start
     for _ in range(rounds):
-        said = torch.baddbmm(given.parts, given.kinds * psi[:, None].to(given.kinds.dtype), nest.member.to(given.kinds.dtype).expand(images, -1, -1))
+        said = torch.baddbmm(
+            given.parts,
+            given.kinds * psi[:, None].to(given.kinds.dtype),
+            nest.member.to(given.kinds.dtype).expand(images, -1, -1),
+        )
         found = infer(said, given.weights, alpha, (counts, counts / tokens), max_sweeps=_SWEEPS, tol=tol)
         pulled, fresh = _kinds_of(found, given, nest, log_shares)
         moved = float((fresh - psi).abs().max()) if images else 0.0

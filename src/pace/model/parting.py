@@ -1,8 +1,9 @@
 """Where parts and kinds start: the features that tell them, parts by EM on a sample of images, kinds by splitting parts.
 
 What tells parts: the directions in which patches of one image differ most, beside what a change of view does to the same
-place. What tells kinds: likewise those in which patches of all images differ. A part gets as many kinds as it has to tell: the
-group of images in which a part varies most is split in two, again and again, until there are enough.
+place. What tells kinds: those in which a part differs most from image to image, beside what a change of view does to it. A
+part gets as many kinds as it has to tell: the group of images in which a part varies most is split in two, again and again,
+until there are enough.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TELL_PARTS, _TELL_KINDS = 32, 64  # directions
 _VIEW_FLOOR = 0.1  # of the variance itself, counted as if a view changed it: no direction is told by rounding
 _EPOCHS = 12  # of EM for the parts alone
 _LLOYD = 10  # rounds for the kinds
-_LEAST_KIND_EFFECT = 0.1  # share of what varies within a part that must lie between images, else parts have no kinds
+LEAST_KIND_EFFECT = 0.1  # share of what varies within a part that must lie between images, else parts have no kinds
 
 
 class Moments(NamedTuple):
@@ -50,46 +51,49 @@ def nested_start(
     starts: int,
     settings: Settings,
     seed: int,
-) -> tuple[Concepts, Tensor, float] | None:
-    """Concepts, and Σ0 of both levels as one block-diagonal covariance; None where parts do not differ between images.
+    least: float = LEAST_KIND_EFFECT,
+) -> tuple[Concepts, Tensor] | None:
+    """Concepts, and Σ0 of both levels as one block-diagonal covariance.
 
-    The last value is the share of what varies within parts that lies between images.
+    None where less than `least` of what varies within parts lies between images: then parts have no kinds.
     """
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(observations), min(_IMAGES, len(observations)), replace=False))
-    seen = observations[rows]
-    pair = None if perturbed is None else perturbed[rows]
-    moments = _moments(seen, pair, settings)
+    views = [view[rows] for view in (observations, perturbed) if view is not None]
+    moments = _moments(views[0], views[1] if len(views) == 2 else None, settings)
     to_parts = _telling(moments.within, moments.view, _TELL_PARTS).to(settings.dtype)
-    to_kinds = _telling(moments.total, moments.view, _TELL_KINDS).to(settings.dtype)
-    offset = moments.offset.to(settings.dtype)
-    u, v, weights = [], [], []
-    for _, batch in seen.batches(32, settings.device, settings.dtype):
-        share = batch.attention / batch.attention.sum(1, keepdim=True)
-        u.append((batch.embeddings - torch.bmm(share[:, None], batch.embeddings)) @ to_parts)
-        v.append((batch.embeddings - offset) @ to_kinds)
-        weights.append(Weights.of(batch.attention, "exact").count)
-    all_u, all_v, count = torch.cat(u), torch.cat(v), torch.cat(weights)
-    parts, alpha, phi, parts_prior = _learn_parts(all_u, count, n_parts, alpha, family, rank, starts, settings, rng)
+    u, count = _part_features(views[0], to_parts, settings)
+    parts, alpha, parts_prior = _learn_parts(u, count, n_parts, alpha, family, rank, starts, settings, rng)
 
-    held = phi * count[:, :, None]
-    size = held.sum(1)  # (M, P)
-    pooled = torch.bmm(held.mT, all_v) / size[:, :, None].clamp_min(1e-9)
-    flat, flat_count = all_v.flatten(0, 1).double(), count.reshape(-1, 1).double()
-    total = (flat * flat_count).T @ flat
-    within = (total - _outer(pooled, size)) / flat_count.sum()  # around the mean of each image's part
-    within += 1e-6 * within.trace() / len(within) * torch.eye(len(within), dtype=within.dtype, device=within.device)
-    middle = (pooled * size[:, :, None]).sum(0) / size.sum(0)[:, None].clamp_min(1e-9)
-    between = _outer(pooled - middle, size) / flat_count.sum()
-    whiten = torch.linalg.inv(torch.linalg.cholesky(within + between)).mT
-    effect = float((whiten.mT @ between @ whiten).trace() / len(whiten))
-    if effect < _LEAST_KIND_EFFECT:
+    offset = moments.offset.to(settings.dtype)
+    pooled = [_pool(view, parts, alpha, to_parts, offset, settings) for view in views]
+    size, means = pooled[0]  # (M, P), (M, P, d)
+    weight = size / size.sum()
+    middle = (means * weight[:, :, None]).sum(0) / weight.sum(0)[:, None].clamp_min(1e-30)
+    between = _outer(means - middle, weight)
+    within = (moments.total - between - _outer(middle[None], weight.sum(0))).diagonal().clamp_min(0).sum()
+    effect = float(between.trace() / (between.trace() + within))
+    if effect < least:
         return None
-    part_of, centres, spread = _kinds(pooled @ whiten.to(pooled.dtype), size, n_concepts, seed)
-    means = torch.linalg.solve(whiten, centres.double(), left=False)
-    kinds_prior = within + between * spread
+    moved = torch.zeros_like(between)
+    if len(pooled) == 2:
+        both = torch.minimum(size, pooled[1][0])
+        moved = _outer(means - pooled[1][1], both / both.sum()) / 2
+    to_kinds = _telling(between, moved, _TELL_KINDS).to(settings.dtype)
+    flat = []
+    for _, batch in views[0].batches(32, settings.device, settings.dtype):
+        flat.append(((batch.embeddings - offset) @ to_kinds).flatten(0, 1))
+    v, v_count = torch.cat(flat).double(), count.reshape(-1, 1).double()
+    features = means @ to_kinds
+    spread = _outer(features - middle @ to_kinds, weight)
+    noise = (v * v_count).T @ v / v_count.sum() - _outer(features, weight)  # around the mean of each image's part
+    noise += 1e-6 * noise.trace() / len(noise) * torch.eye(len(noise), dtype=noise.dtype, device=noise.device)
+    whiten = torch.linalg.inv(torch.linalg.cholesky(noise + spread)).mT
+    part_of, centres, left = _kinds(features @ whiten.to(features.dtype), size, n_concepts, seed)
+    kind_means = torch.linalg.solve(whiten, centres.double(), left=False)
+    kinds_prior = noise + spread * left
     # A part's patches repeat each other by what its images' means vary around their kind.
-    alike = float((between * spread).trace() / kinds_prior.trace())
+    alike = float((spread * left).trace() / kinds_prior.trace())
     patches = float((size.square().sum() / size.sum()).clamp_min(1))
     rho = 1 / (1 + (patches - 1) * alike)
     sizes = torch.bincount(part_of, minlength=n_parts).double()
@@ -100,25 +104,53 @@ def nested_start(
         to_kinds=to_kinds,
         kind_shares=1 / sizes[part_of],
         patch_weight=torch.tensor(rho, dtype=torch.float64, device=settings.device),
-        means=means.new_zeros(n_concepts, observations.dim).to(settings.dtype),
+        means=means.new_zeros(n_concepts, observations.dim),
     )
     concepts = Concepts(
-        gaussians=FAMILIES[family].seed(means.to(settings.dtype).contiguous(), kinds_prior, rank),
+        gaussians=FAMILIES[family].seed(kind_means.to(settings.dtype).contiguous(), kinds_prior, rank),
         offset=offset,
         alpha=alpha,
         label_head=torch.zeros(n_concepts, observations.n_classes, dtype=torch.float64, device=settings.device),
         pair_weights=torch.ones(n_concepts, dtype=torch.float64, device=settings.device),
         nest=nest,
     )
-    return concepts, torch.block_diag(parts_prior, kinds_prior), effect
+    return concepts, torch.block_diag(parts_prior, kinds_prior)  # type: ignore[no-untyped-call]
+
+
+def _part_features(view: Observations, to_parts: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """u (M, J, r) and the tokens' weights (M, J)."""
+    features, counts = [], []
+    for _, batch in view.batches(32, settings.device, settings.dtype):
+        share = batch.attention / batch.attention.sum(1, keepdim=True)
+        features.append((batch.embeddings - torch.bmm(share[:, None], batch.embeddings)) @ to_parts)
+        counts.append(Weights.of(batch.attention, "exact").count)
+    return torch.cat(features), torch.cat(counts)
+
+
+def _pool(
+    view: Observations, parts: Gaussians, alpha: Tensor, to_parts: Tensor, offset: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """How many patches an image has of every part (M, P), and their mean embedding (M, P, d)."""
+    u, count = _part_features(view, to_parts, settings)
+    both = Weights.of(count, "exact")
+    distances = parts.mahalanobis(u.flatten(0, 1)).view(*count.shape, -1)
+    start = u.new_full((len(u), len(alpha)), u.shape[1] / len(alpha), dtype=torch.float64)
+    evidence = both.log_likelihood(distances, parts.log_det, u.shape[2])
+    phi = infer(evidence, both, alpha, (start, start / u.shape[1])).phi
+    held = phi * count[:, :, None]
+    size, sums = held.sum(1), []
+    for rows, batch in view.batches(32, settings.device, settings.dtype):
+        sums.append(torch.bmm(held[rows].mT, batch.embeddings - offset))
+    return size, torch.cat(sums) / size[:, :, None].clamp_min(1e-9)
 
 
 def _moments(seen: Observations, pair: Observations | None, settings: Settings) -> Moments:
     dim, prefix = seen.dim, seen.prefix_tokens
     within, second, view = (torch.zeros(dim, dim, dtype=torch.float64, device=settings.device) for _ in range(3))
     first, compared = torch.zeros(dim, dtype=torch.float64, device=settings.device), 0.0
-    known = pair is not None and pair.crops is not None and seen.grid is not None
-    matches = matching_patches(pair.crops[:], seen.grid) if known else None  # type: ignore[union-attr, arg-type]
+    matches = None
+    if pair is not None and pair.crops is not None and seen.grid is not None:
+        matches = matching_patches(pair.crops[:], seen.grid)
     for rows, batch in seen.batches(32, settings.device, settings.dtype):
         share = batch.attention / batch.attention.sum(1, keepdim=True)
         centre = torch.bmm(share[:, None], batch.embeddings)
@@ -132,7 +164,8 @@ def _moments(seen: Observations, pair: Observations | None, settings: Settings) 
             there, here = other.embeddings[:, prefix:], here.gather(1, place[:, :, None].expand(-1, -1, dim))
             weight = share[:, prefix:].gather(1, place)
         elif seen.grid is not None and min(seen.grid) > 1:  # neighbours mostly show the same
-            maps, weights = here.unflatten(1, seen.grid), share[:, prefix:].unflatten(1, seen.grid)
+            maps = here.reshape(len(here), *seen.grid, dim)
+            weights = share[:, prefix:].reshape(len(here), *seen.grid)
             here, there, weight = (some.flatten(1, 2) for some in (maps[:, :, 1:], maps[:, :, :-1], weights[:, :, 1:]))
         if there is not None:
             view += _outer(there - here, weight) / 2
@@ -154,7 +187,8 @@ def _telling(variation: Tensor, view: Tensor, most: int) -> Tensor:
     lower = torch.linalg.cholesky(view + _VIEW_FLOOR * variation + floor)
     inverse = torch.linalg.inv(lower)
     vectors = torch.linalg.eigh(inverse @ variation @ inverse.mT).eigenvectors.flip(1)
-    return inverse.mT @ vectors[:, : min(most, len(view))]
+    directions: Tensor = inverse.mT @ vectors[:, : min(most, len(view))]
+    return directions
 
 
 def _learn_parts(
@@ -167,14 +201,18 @@ def _learn_parts(
     starts: int,
     settings: Settings,
     rng: np.random.Generator,
-) -> tuple[Gaussians, Tensor, Tensor, Tensor]:
-    """Gaussians, α, φ (M, J, P) and Σ0 of the parts, by EM on these images."""
+) -> tuple[Gaussians, Tensor, Tensor]:
+    """Gaussians, α and Σ0 of the parts, by EM on these images."""
     flat, weights = u.flatten(0, 1), count.reshape(-1)
     chances = (weights > 0).double().cpu().numpy()
-    drawn = rng.choice(len(flat), min(50 * PATCHES_PER_CONCEPT, int(chances.sum())), replace=False, p=chances / chances.sum())
+    drawn = rng.choice(
+        len(flat), min(50 * PATCHES_PER_CONCEPT, int(chances.sum())), replace=False, p=chances / chances.sum()
+    )
     some = torch.from_numpy(np.sort(drawn)).to(flat.device)
     sample = Sample(np.arange(len(u)), flat[some], weights[some], flat.new_zeros(flat.shape[1]))
-    means, _ = min((cluster(sample, n_parts, int(rng.integers(2**31))) for _ in range(starts)), key=lambda found: found[1])
+    means, _ = min(
+        (cluster(sample, n_parts, int(rng.integers(2**31))) for _ in range(starts)), key=lambda found: found[1]
+    )
     covariance = within_covariance(sample, means)
     prior = Prior(covariance, float(flat.shape[1]))
     gaussians = FAMILIES[family].seed(means.contiguous(), covariance, rank)
@@ -190,7 +228,7 @@ def _learn_parts(
         sums = gaussians.empty_sums()
         gaussians.accumulate(flat.clone(), (found.phi * count[:, :, None]).flatten(0, 1), sums)
         gaussians = gaussians.maximise(sums, prior)
-    return gaussians, alpha, found.phi, covariance
+    return gaussians, alpha, covariance
 
 
 def _kinds(pooled: Tensor, size: Tensor, n_concepts: int, seed: int) -> tuple[Tensor, Tensor, float]:

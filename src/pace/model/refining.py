@@ -34,6 +34,7 @@ from pace.model.inference import Weights, infer
 from pace.model.learning import distributions
 from pace.model.objective import expected_log_theta
 from pace.model.precision import full_precision
+from pace.model.refining_kinds import folded
 from pace.model.settings import Settings
 from pace.observations import Batch, Observations
 
@@ -129,7 +130,7 @@ def refine(
             alpha = fit_dirichlet(alpha, log_theta / seen, settings.smallest_alpha)
             log_theta, seen = torch.zeros_like(alpha), 0
         report(len(images))
-    refined = replace(concepts, gaussians=_folded(whiten @ metric.detach(), means.detach()), alpha=alpha)
+    refined = replace(concepts, gaussians=folded(whiten @ metric.detach(), means.detach()), alpha=alpha)
     return refined, history.double().cpu().numpy()
 
 
@@ -259,11 +260,3 @@ def _settled(evidence: Tensor, weights: Weights, alpha: Tensor, counts: Tensor, 
         counts = infer(evidence.detach(), weights, alpha, start, max_sweeps=sweeps, tol=0.0, patches=False).counts
     last = infer(evidence, weights, alpha, (counts, counts), max_sweeps=1, tol=0.0, patches=False).counts
     return counts, last.to(evidence.dtype) / evidence.shape[1]
-
-
-def _folded(factor: Tensor, means: Tensor) -> TiedGaussians:
-    """The Gaussians for which e ↦ e F whitens, with these means behind it: Σ⁻¹ = F Fᵀ."""
-    wide = factor.double()
-    covariance = torch.linalg.inv(wide @ wide.mT)
-    centres = torch.linalg.solve(wide, means.double(), left=False)
-    return TiedGaussians.seed(centres.to(means.dtype), covariance, 0)
