@@ -108,11 +108,10 @@ def _memory(model: PACE, device: torch.device) -> int | None:
 
 def plan_of(model: PACE, observations: Observations, perturbed: Observations | None, settings: Settings) -> Plan:
     refinement = _refinement(model, observations, perturbed)
-    views = 1 if perturbed is None or refinement is not None else 2
     return Plan(
         family=model.covariance,
         epochs=model.max_iter,
-        least_gain=_TOL * views * settings.image_weight(observations.n_tokens),
+        least_gain=_TOL * settings.image_weight(observations.n_tokens),
         minibatch=model.minibatch,
         seed=model.seed,
         refinement=refinement,

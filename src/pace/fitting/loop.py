@@ -44,7 +44,7 @@ class Plan:
 
     family: str
     epochs: int
-    least_gain: float  # of the bound, in an epoch
+    least_gain: float  # of the bound, in an epoch, for each view
     minibatch: int | None  # images in a step; None: all of them, each of which is remembered
     seed: int
     refinement: Refinement | None  # of flat concepts
@@ -61,7 +61,7 @@ class Plan:
         epoch, number = divmod(step, self.steps_per_epoch(n_images))
         return _order(self.seed, epoch, n_images)[number * self.minibatch : (number + 1) * self.minibatch]
 
-    def converged(self, bounds: list[Bound], n_images: int) -> bool:
+    def converged(self, bounds: list[Bound], n_images: int, views: int) -> bool:
         """Whether an epoch has just ended in which the bound, averaged over images, no longer rose."""
         steps = self.steps_per_epoch(n_images)
         if len(bounds) % steps or len(bounds) < 2 * steps:
@@ -69,7 +69,7 @@ class Plan:
         images = np.full(steps, float(self.minibatch or n_images))
         images[-1] = n_images - images[:-1].sum()
         before, now = np.reshape([bound.total for bound in bounds[-2 * steps :]], (2, steps)) @ images / n_images
-        return bool(abs(now - before) < self.least_gain)
+        return bool(abs(now - before) < self.least_gain * views)
 
 
 @lru_cache(maxsize=2)  # a million images take 10 ms to shuffle, which every step of an epoch would wait for
@@ -166,7 +166,7 @@ def run(
                 course.concepts = update(course.concepts, fresh, course.prior, settings)  # the M-step
                 course.statistics = fresh
                 course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
-                course.converged = plan.converged(course.bounds, n_images)
+                course.converged = plan.converged(course.bounds, n_images, len(views))
                 _save(course, checkpoint)
         if ends_with_both and not course.interrupted:
             _refine(course, observations, perturbed, settings, plan, team, checkpoint, advance)

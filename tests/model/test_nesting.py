@@ -1,0 +1,249 @@
+"""Parts and kinds: the bound rises, planted ones are found, and with one kind a part it is the paper's model."""
+
+import numpy as np
+import pytest
+import torch
+
+from pace import PACE, Observations
+from pace.model.concepts import Concepts, bound_of, update
+from pace.model.gaussians import FAMILIES, Prior
+from pace.model.inference import Weights, infer, uniform_start
+from pace.model.learning import Memory, expect_all
+from pace.model.nesting import Nest, evidence, infer_nested
+from pace.model.parting import nested_start
+from pace.model.refining_kinds import MOST_DRIFT, MOST_FALL
+from pace.model.settings import Settings
+
+EXACT = Settings(torch.device("cpu"), torch.float64)
+GRID = (6, 6)
+PARTS, KINDS, DIM = 3, 4, 12
+
+
+def birds(images=60, seed=0, view=0, noise=0.3):
+    """Observations of images with three parts in stripes, each of one of four kinds; and the true part and kind of patches.
+
+    `view` draws another noise for the same images, and turns them upside down from 1 on.
+    """
+    truth, rng = np.random.default_rng(seed), np.random.default_rng((seed, view))
+    parts = np.zeros((PARTS, DIM))
+    parts[:, :PARTS] = 3 * np.eye(PARTS)
+    kinds = np.zeros((PARTS, KINDS, DIM))
+    kinds[..., PARTS : PARTS + 8] = np.random.default_rng(99).normal(scale=1.5, size=(PARTS, KINDS, 8))
+    chosen = truth.integers(KINDS, size=(images, PARTS))
+    rows = np.sort(truth.choice(PARTS, (images, GRID[0])), 1)
+    if view:
+        rows = rows[:, ::-1]
+    part = np.repeat(rows, GRID[1], 1)
+    kind = np.take_along_axis(chosen, part, 1)
+    patches = parts[part] + kinds[part, kind] + noise * rng.normal(size=(*part.shape, DIM))
+    label = chosen[:, 0]  # the kind of the first part decides
+    crops = np.tile([0, 0, 1, 1], (images, 1)).astype(np.float32)
+    predictions = 0.9 * np.eye(KINDS)[label] + 0.025
+    seen = Observations(patches, np.ones(part.shape), predictions, grid=GRID, crops=crops if view else None)
+    return seen, part, part * KINDS + kind
+
+
+def begun(family, seen, n_concepts=PARTS * KINDS):
+    alpha = torch.full((PARTS,), 0.1, dtype=torch.float64)
+    concepts, covariance = nested_start(seen, None, PARTS, n_concepts, alpha, family, 2, 2, EXACT, 0)
+    return concepts, Prior(covariance, 5.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bound_never_falls_over_epochs(family):
+    seen, *_ = birds(24, noise=1.0)
+    concepts, prior = begun(family, seen, 8)
+    memory, bounds = Memory(1, len(seen), seen.n_tokens, concepts, EXACT), []
+    for _ in range(8):
+        statistics = expect_all(seen, None, concepts, EXACT, memory)
+        bounds.append(bound_of(statistics, concepts, prior, len(seen)).embedding)
+        concepts = update(concepts, statistics, prior, EXACT)
+    assert np.diff(bounds).min() > -1e-8 * abs(bounds[0])
+
+
+def test_with_one_kind_for_every_part_it_is_the_papers_model():
+    seen, *_ = birds(10, noise=1.0)
+    batch = seen.batch(slice(None), dtype=torch.float64)
+    rng = np.random.default_rng(1)
+    k = 5
+    flat = FAMILIES["tied"].seed(torch.from_numpy(rng.normal(size=(k, DIM))), torch.eye(DIM, dtype=torch.float64), 0)
+    # Nothing tells parts, all of an embedding tells kinds, and each patch counts in full.
+    nothing = torch.zeros(DIM, 1, dtype=torch.float64)
+    same = FAMILIES["tied"].seed(torch.zeros(k, 1, dtype=torch.float64), torch.eye(1, dtype=torch.float64), 0)
+    one, whole = torch.ones((), dtype=torch.float64), torch.eye(DIM, dtype=torch.float64)
+    nest = Nest(torch.arange(k), same, nothing, whole, torch.ones(k, dtype=torch.float64), one, flat.means)
+    alpha, offset = torch.full((k,), 0.3, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64)
+
+    given = evidence(batch.embeddings, batch.attention, nest, flat, offset)
+    found, psi = infer_nested(given, nest, alpha, None, rounds=40, tol=1e-12)
+    weights = Weights.of(batch.attention, "exact")
+    distances = flat.mahalanobis(batch.embeddings.flatten(0, 1)).view(len(seen), -1, k)
+    likelihood = weights.log_likelihood(distances, flat.log_det, DIM)
+    start = uniform_start(len(seen), k, seen.n_tokens, "exact", torch.device("cpu"))
+    expected = infer(likelihood, weights, alpha, start, tol=1e-12, max_sweeps=200)
+    np.testing.assert_allclose(psi, 1)
+    np.testing.assert_allclose(found.gamma, expected.gamma, rtol=1e-6)
+    np.testing.assert_allclose(found.phi, expected.phi, atol=1e-7)
+    shared = seen.n_tokens * (-0.5 * np.log(2 * np.pi))  # what the feature that tells nothing adds
+    np.testing.assert_allclose(found.bound, expected.bound + shared, rtol=1e-9)
+
+
+def test_psi_and_phi_are_the_rules_of_the_docstring_in_float64():
+    seen, *_ = birds(6, noise=1.0)
+    concepts, _ = begun("tied", seen, 8)
+    nest, batch = concepts.nest, seen.batch(slice(None), dtype=torch.float64)
+    given = evidence(batch.embeddings, batch.attention, nest, concepts.gaussians, concepts.offset)
+    found, psi = infer_nested(given, nest, concepts.alpha, None, rounds=60, tol=1e-13)
+    phi, gamma, part_of = found.phi.numpy(), found.gamma.numpy(), nest.part_of.numpy()
+    from scipy.special import digamma, softmax
+
+    for m in range(len(seen)):
+        field = digamma(gamma[m]) - digamma(gamma[m].sum())
+        kinds = given.kinds[m].numpy()
+        logits = given.parts[m].numpy() + field
+        for k, part in enumerate(part_of):
+            logits[:, part] += psi[m, k].item() * kinds[:, k]
+        np.testing.assert_allclose(phi[m], softmax(logits, 1), atol=1e-6)
+        np.testing.assert_allclose(gamma[m], concepts.alpha.numpy() + phi[m].sum(0), rtol=1e-6)
+        for part in range(PARTS):
+            own = part_of == part
+            said = nest.kind_shares.log().numpy()[own] + (phi[m][:, [part]] * kinds[:, own]).sum(0)
+            np.testing.assert_allclose(psi[m].numpy()[own], softmax(said), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    seen, part, concept = birds(120)
+    perturbed = birds(120, view=1)[0]
+    model = PACE(PARTS * KINDS, parts=PARTS, seed=0, device="cpu").fit(seen, perturbed=perturbed)
+    return model, seen, perturbed, part, concept
+
+
+def agreement(found, truth):
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return normalized_mutual_info_score(truth.ravel(), found.ravel())
+
+
+def test_planted_parts_and_kinds_are_found(fitted):
+    model, *_ = fitted
+    fresh, part, concept = birds(80, seed=5)
+    explanation = model.explain(fresh)
+    assert model.n_parts_ == explanation.n_parts == PARTS
+    assert agreement(np.stack([explanation.part_map(m) for m in range(80)]), part) > 0.95
+    assert agreement(explanation.phi.argmax(2), concept) > 0.95
+    shares = np.stack([(part == p).mean(1) for p in range(PARTS)], 1)
+    np.testing.assert_allclose(np.sort(explanation.parts, 1), np.sort(shares, 1), atol=0.03)
+
+
+def test_in_an_image_a_part_has_one_kind(fitted):
+    model, seen, *_ = fitted
+    explanation = model.explain(seen)
+    leading = np.stack([explanation.kinds[:, model.part_of_ == part].max(1) for part in range(PARTS)], 1)
+    assert np.average(leading, weights=explanation.parts) > 0.95
+
+
+def test_refining_moves_kinds_and_keeps_its_promises(fitted):
+    model, seen, *_ = fitted
+    assert len(model.refinement_) == 600
+    assert 0 <= model.refinement_drift_.patches <= MOST_DRIFT
+    assert model.refinement_drift_.bound <= MOST_FALL
+    assert model.refinement_[-20:, 1].mean() > model.refinement_[:20, 1].mean()  # the prediction follows better
+
+
+def test_a_move_that_would_change_parts_is_not_made(monkeypatch):
+    monkeypatch.setattr("pace.model.refining_kinds.MOST_FALL", -np.inf)
+    seen, perturbed = birds(110)[0], birds(110, view=1)[0]
+    plain = PACE(8, parts=PARTS, device="cpu", refine=0).fit(seen, perturbed=perturbed)
+    held = PACE(8, parts=PARTS, device="cpu", refine=20).fit(seen, perturbed=perturbed)
+    np.testing.assert_array_equal(held.explain(seen).parts, plain.explain(seen).parts)
+    assert held.refinement_drift_ == (0.0, 0.0)
+
+
+def test_concepts_that_do_not_differ_between_images_are_no_kinds():
+    rng = np.random.default_rng(0)
+    means = 4 * rng.normal(size=(12, 8))
+    patches = means[rng.integers(12, size=(60, 36))] + 0.5 * rng.normal(size=(60, 36, 8))
+    model = PACE(12, device="cpu", max_iter=5).fit(Observations(patches, np.ones((60, 36)), grid=GRID))
+    assert model.part_of_ is None
+    assert model.n_parts_ == 12
+
+
+def test_saved_and_loaded_it_explains_alike(fitted, tmp_path):
+    model, seen, *_ = fitted
+    model.save(tmp_path / "nested.safetensors")
+    loaded = PACE.load(tmp_path / "nested.safetensors")
+    np.testing.assert_array_equal(loaded.part_of_, model.part_of_)
+    np.testing.assert_array_equal(loaded.explain(seen).theta, model.explain(seen).theta)
+    assert loaded.refinement_drift_ == model.refinement_drift_
+
+
+def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path, monkeypatch):
+    seen, perturbed = birds(40, noise=1.0)[0], birds(40, view=1, noise=1.0)[0]
+    options = {"parts": PARTS, "device": "cpu", "max_iter": 12, "refine": 10}
+    whole = PACE(8, **options).fit(seen, perturbed=perturbed)
+    from pace.fitting import loop
+
+    epochs, real = [], loop.update
+
+    def stop_at_five(*given):
+        epochs.append(1)
+        if len(epochs) == 5:
+            raise RuntimeError("power cut")
+        return real(*given)
+
+    monkeypatch.setattr(loop, "update", stop_at_five)
+    with pytest.raises(RuntimeError, match="power cut"):
+        PACE(8, **options).fit(seen, perturbed=perturbed, checkpoint=tmp_path / "c", checkpoint_every=0)
+    monkeypatch.setattr(loop, "update", real)
+    resumed = PACE(8, **options).fit(seen, perturbed=perturbed, checkpoint=tmp_path / "c")
+    np.testing.assert_array_equal(resumed.explain(seen).theta, whole.explain(seen).theta)
+    np.testing.assert_array_equal(resumed.means_, whole.means_)
+
+
+def test_minibatches_find_the_planted_parts_too():
+    seen, part, _ = birds(120)
+    model = PACE(PARTS * KINDS, parts=PARTS, minibatch=40, max_iter=6, device="cpu").fit(seen)
+    assert agreement(model.explain(seen).by_part(model.explain(seen).phi).argmax(2), part) > 0.95
+
+
+def test_batches_can_be_learned_one_after_another():
+    seen, part, _ = birds(120)
+    model = PACE(PARTS * KINDS, parts=PARTS, device="cpu")
+    for start in range(0, 120, 40):
+        model.partial_fit(seen[start : start + 40])
+    explanation = model.explain(seen)
+    assert agreement(explanation.by_part(explanation.phi).argmax(2), part) > 0.9
+
+
+def test_intervals_of_parts_cover_the_true_shares(fitted):
+    model, *_ = fitted
+    fresh, part, _ = birds(100, seed=7)
+    explanation = model.explain(fresh)
+    low, high = explanation.part_interval(0.9)
+    assert ((low <= explanation.parts) & (explanation.parts <= high)).all()
+    low, high = explanation.interval(0.9)
+    assert ((low <= explanation.theta) & (explanation.theta <= high)).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [({"updates": "paper", "parts": 2}, "exact"), ({"parts": 9}, "at most 8"), ({"parts": 2, "alpha": [1.0] * 8}, "alpha")],
+)
+def test_what_parts_cannot_be_is_said_in_one_line(wrong, why):
+    with pytest.raises(ValueError, match=why):
+        PACE(8, device="cpu", **wrong).fit(birds(5)[0])
+
+
+def test_as_many_parts_as_concepts_are_flat_concepts():
+    seen, *_ = birds(30)
+    nested, flat = (PACE(6, parts=parts, device="cpu", max_iter=5).fit(seen) for parts in (6, None))
+    np.testing.assert_array_equal(nested.explain(seen).theta, flat.explain(seen).theta)
+
+
+def test_concepts_are_moved_with_all_they_are_made_of():
+    concepts, _ = begun("tied", birds(12)[0], 8)
+    there = Concepts.from_tensors("tied", concepts.to(torch.device("cpu"), torch.float32).tensors())
+    assert there.nest.parts.means.dtype == torch.float32
+    assert there.nest.kind_shares.dtype == torch.float64
+    assert len(there) == 8
