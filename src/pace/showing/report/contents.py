@@ -178,7 +178,11 @@ def _parts(
         return None
     kinds = [[k for k in order if part_of[k] == part] for part in range(explanation.n_parts)]
     return [
-        {"letter": letters[int(np.argmax(part_of == part))], "share": float(use.shares[part_of == part].sum()), "kinds": own}
+        {
+            "letter": letters[int(np.argmax(part_of == part))],
+            "share": float(use.shares[part_of == part].sum()),
+            "kinds": own,
+        }
         for part, own in enumerate(kinds)
     ]
 
