@@ -32,7 +32,8 @@ class Explanation:
     them intervals are those of q(θ_m).
 
     Where concepts are kinds of parts, `part_of` (K,) says of which: an image is a mixture of `parts`, and in an image a part is
-    mostly of one kind. `prior` is then that of the parts (P,).
+    mostly of one kind. `prior` is then that of the parts (P,). Their names go by `use` (K,), the patches that every concept
+    holds in the model.
     """
 
     theta: Array
@@ -43,6 +44,7 @@ class Explanation:
     weights: Array | None = None
     prior: Array | None = None
     part_of: Array | None = None
+    use: Array | None = None
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -119,7 +121,8 @@ class Explanation:
         if self.part_of is None:
             return values
         member = np.eye(self.n_parts, dtype=values.dtype)[self.part_of]
-        return values @ member
+        sums: Array = values @ member
+        return sums
 
     def top_concepts(self, image: int, n: int = 3) -> Array:
         """The n concepts with the largest share θ of an image, largest first."""
@@ -130,13 +133,23 @@ class Explanation:
         order = self.top_concepts(image, self.n_concepts)
         return order[_is_shown(self.theta[image])[order]][:n]
 
+    def shown_parts(self, image: int, n: int | None = None) -> Array:
+        """The parts that an image shows, largest share first, at most n, as `shown_concepts` has them."""
+        shares = self._by_part(self.theta[image])
+        order = np.argsort(-shares, kind="stable")
+        return order[_is_shown(shares)[order]][:n]
+
+    def kind_of(self, image: int, part: int) -> int:
+        """The concept that a part most likely is in an image."""
+        return int(np.where(self._part_of == part, self.theta[image], -np.inf).argmax())
+
     def patch_map(self, image: int, concept: int) -> Array:
         """φ of one concept over an image, laid out like the patches (rows, columns)."""
         phi, grid = self._patches()
         return phi[image, self.prefix_tokens :, concept].reshape(grid)
 
     def part_map(self, image: int, part: int | None = None) -> Array:
-        """Where a part is in an image, φ summed over its kinds (rows, columns); without `part`, the leading part of every patch."""
+        """Where a part is in an image, φ summed over its kinds (rows, columns); without `part`, every patch's leading part."""
         phi, grid = self._patches()
         maps = self._by_part(phi[image, self.prefix_tokens :])
         return (maps.argmax(1) if part is None else maps[:, part]).reshape(grid)
@@ -169,7 +182,7 @@ class Explanation:
         phi, prior = (None if values is None else sums(values) for values in (self.phi, self.prior if flat else None))
         weights = self.weights if flat else None
         merged = replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi)
-        return replace(merged, prior=prior, weights=weights, part_of=None)
+        return replace(merged, prior=prior, weights=weights, part_of=None, use=None)
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
         """The explanation of some of the images, or of one."""

@@ -25,8 +25,8 @@ class Name(NamedTuple):
 def concept_names(part_of: Array | None, use: Array) -> list[Name]:
     """A name for each of the K concepts: parts are lettered by use, kinds numbered by use within their part.
 
-    `use` (K,) is what each concept holds of the patches it was learned from, `PACE.concept_weights_`, so that a name does not
-    depend on the images that are shown.
+    `use` (K,) is how many of the patches it was learned from each concept holds, `PACE.concept_weights_`: a name must not
+    depend on the images that are shown. Where it is the same, the order is that of the numbers.
     """
     if part_of is None:
         return [Name(f"concept {k}", f"{k}") for k in range(len(use))]

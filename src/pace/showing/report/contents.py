@@ -172,7 +172,7 @@ def _concepts(
 def _parts(
     explanation: Explanation, use: summary.Use, order: list[int], letters: list[str | None]
 ) -> list[dict[str, Any]] | None:
-    """Where concepts are kinds of parts: the letter and the share of every part, and those of its kinds that are shown, by use."""
+    """Where concepts are kinds of parts: every part's letter, share, and kinds that are shown, by use."""
     part_of = explanation.part_of
     if part_of is None:
         return None
