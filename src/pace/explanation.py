@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pace.naming import Name, concept_names
+
 Array = npt.NDArray[Any]
 
 _SHOWN = 1e-3  # of an image's largest share; a concept with less is in the image only because of its prior
@@ -68,6 +70,11 @@ class Explanation:
         """How likely a part is of this kind, in an image (M, K): a concept's share of its part."""
         whole = self.parts[:, self._part_of]
         return np.divide(self.theta, whole, out=np.zeros_like(self.theta), where=whole > 0)
+
+    @property
+    def names(self) -> list[Name]:
+        """What the concepts are called; parts and kinds have the order of their numbers where `use` is not known."""
+        return concept_names(self.part_of, np.zeros(self.n_concepts) if self.use is None else self.use)
 
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper end (M, K) of the credible interval of every share: the central one, widened to hold θ_mk.

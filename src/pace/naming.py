@@ -21,6 +21,11 @@ class Name(NamedTuple):
     part: str | None = None  # its part's letter
     kind: int | None = None  # its number within the part, from 1
 
+    @property
+    def label(self) -> str:
+        """For tables: 'A · kind 3', or '12'."""
+        return self.short if self.part is None else kind_label(self.part, self.kind)
+
 
 def concept_names(part_of: Array | None, use: Array) -> list[Name]:
     """A name for each of the K concepts: parts are lettered by use, kinds numbered by use within their part.
@@ -37,8 +42,12 @@ def concept_names(part_of: Array | None, use: Array) -> list[Name]:
     for part, letter in letters.items():
         kinds = np.flatnonzero(part_of == part)
         for number, k in enumerate(kinds[np.argsort(-held[kinds], kind="stable")], start=1):
-            names[int(k)] = Name(f"part {letter} · kind {number}", f"{letter}{number}", letter, number)
+            names[int(k)] = Name(f"part {kind_label(letter, number)}", f"{letter}{number}", letter, number)
     return [names[k] for k in range(len(use))]
+
+
+def kind_label(part: str, kind: int | None) -> str:
+    return f"{part} · kind {kind}"
 
 
 def _letter(rank: int) -> str:

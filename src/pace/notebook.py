@@ -19,15 +19,14 @@ _CELL = "style='text-align: left; padding: 0 .8em 0 0'"
 
 def explanation_html(explanation: Explanation) -> str:
     """The largest θ of the first images, with credible intervals; where concepts are kinds of parts, the largest parts."""
-    use = np.zeros(explanation.n_concepts) if explanation.use is None else explanation.use
-    names, by_part = concept_names(explanation.part_of, use), explanation.part_of is not None
+    names, by_part = explanation.names, explanation.part_of is not None
     rows = []
     for m in range(min(_IMAGES, len(explanation))):
         one = explanation[m]
         low, high = (end[0] for end in (one.part_interval(0.9) if by_part else one.interval(0.9)))
         for n in one.shown_parts(0, _SHARES) if by_part else one.shown_concepts(0, _SHARES):
             share = one.parts[0, n]
-            name = _cell(names[one.kind_of(0, n)])
+            name = names[one.kind_of(0, n)].label
             rows.append([f"{m}", name, _meter(share, 1, f"{share:.2f}"), f"{low[n]:.2f} to {high[n]:.2f}"])
     table = _table(["image", _column(names), "share θ", "90 % interval"], rows)
     return f"<div><p>{escape(repr(explanation))}</p>{table}</div>"
@@ -41,7 +40,7 @@ def model_html(model: PACE) -> str:
     head = np.asarray(model.label_head_)
     names = concept_names(model.part_of_, weights)
     columns = [_column(names), "share of patches"]
-    rows = [[_cell(names[k]), _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used[:_CONCEPTS]]
+    rows = [[names[k].label, _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used[:_CONCEPTS]]
     if head.shape[1]:
         columns.append("speaks for (η)")
         rows = [[*row, _spoken_for(head[k])] for k, row in zip(used, rows, strict=False)]
@@ -53,11 +52,6 @@ def model_html(model: PACE) -> str:
 
 def _column(names: list[Name]) -> str:
     return "concept" if not names or names[0].part is None else "part and kind"
-
-
-def _cell(name: Name) -> str:
-    """As `pace explain` has it."""
-    return name.short if name.part is None else f"{name.part} · kind {name.kind}"
 
 
 def _facts(model: PACE, used: int) -> list[str]:

@@ -185,14 +185,12 @@ def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> Im
 
 
 def _show(picture: dict[str, Any], level: float) -> None:
+    from pace.naming import kind_label
+
     say(picture["picture"], style="bold")
     prediction = picture["prediction"]
-    head = [
-        "part and kind" if "top_parts" in picture else "concept",
-        "share θ",
-        f"{100 * level:g} % interval",
-        "also seen in",
-    ]
+    first = "part and kind" if "top_parts" in picture else "concept"
+    head = [first, "share θ", f"{100 * level:g} % interval", "also seen in"]
     if prediction:
         say(f"prediction: {prediction['name']} ({100 * prediction['probability']:.1f} %)")
         head.insert(3, f"η for {prediction['name']}")
@@ -200,7 +198,7 @@ def _show(picture: dict[str, Any], level: float) -> None:
     for concept in _rows(picture):
         interval = f"{concept['low']:.3f} to {concept['high']:.3f}"
         eta = [] if concept["eta"] is None else [f"{concept['eta']:+.2f}"]
-        name = f"{concept['part']} · kind {concept['kind']}" if "part" in concept else str(concept["concept"])
+        name = kind_label(concept["part"], concept["kind"]) if "part" in concept else str(concept["concept"])
         rows.append([name, f"{concept['theta']:.3f}", interval, *eta, concept["examples"][0]])
     table(head, rows, words=(0, len(head) - 1))
     say()
