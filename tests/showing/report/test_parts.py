@@ -46,6 +46,8 @@ def test_the_gallery_is_grouped_by_part_largest_first(kinds, open_page):
         assert section.locator("h3 a").all_inner_texts() == [f"Kind {kinds.names[k].kind}" for k in own]
     page.locator(".part h3 a").first.click()
     expect(page.locator("main h1")).to_have_text(named(kinds, used[0][0]))
+    others = page.locator("section[aria-labelledby=siblings] h3 a").all_inner_texts()
+    assert others == [named(kinds, k) for k in used[0][1:]]
 
 
 def test_an_image_lists_its_parts_with_their_kind_largest_first(kinds, open_page):

@@ -85,7 +85,7 @@ function contrastCard(n) {
   const others = Array.from({ length: CLASSES }, (_, other) => other).filter((other) => other !== n && predictedAs(other) > 0);
   if (!others.length) return null;
   const found = h("div", {});
-  const kind = (k) => h("span", { class: "kind" }, face(k, true), h("a", { href: link.concept(k), "aria-label": conceptName(k) }, kindName(k)));
+  const kind = (k) => h("span", { class: "kind" }, [0, 1, 2].map((next) => face(k, true, next)), h("a", { href: link.concept(k), "aria-label": conceptName(k) }, kindName(k)));
   const show = (other) => {
     const parts = contrast(n, other);
     found.replaceChildren(parts.length ? h("ul", { class: "rows contrast", "aria-label": `Parts that differ from ${data.classes[other]}` }, parts.map(([p, mine, theirs, difference]) =>

@@ -53,7 +53,8 @@ function emptyConcept(k) {
 }
 
 function oneConcept(k) {
-  const { share, near, neighbours, used } = data.concepts[k];
+  const { share, near, neighbours, used, part } = data.concepts[k];
+  const siblings = part === null ? [] : data.parts[part].kinds.filter((other) => other !== k && data.concepts[other].used);
   const position = data.order.indexOf(k);
   const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
   const images = imagesWith(k);
@@ -80,6 +81,10 @@ function oneConcept(k) {
       note("The bright patches belong to the concept; the percentage is its share of the image (θ)."),
       h("div", { class: "samples wide" }, images.slice(0, MOST).map((m) => imageCard(m, k))),
       images.length > MOST && h("a", { class: "button", href: link.image(images[0], { overlay: k, concept: k }) }, `See all ${plural(images.length, "image")}`)),
+    siblings.length > 0 && h("section", { "aria-labelledby": "siblings" },
+      h("h2", { id: "siblings" }, `Other kinds of part ${data.parts[part].letter}`),
+      note("What the same part looks like in other images."),
+      h("ul", { class: "cards" }, siblings.map((other) => conceptCard(other)))),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
       h("h2", { id: "neighbours" }, "Neighbours"),
       note("The concepts in use with the nearest means. Two that look the same may be one concept split in two."),

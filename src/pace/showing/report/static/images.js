@@ -323,12 +323,13 @@ const imagesView = {
   partRow(m, p, reach) {
     const what = `part-${p}`;
     const [k, certainty] = original.kind(m, p);
+    const moved = perturbed && perturbed.part(m, p) >= HELD && perturbed.kind(m, p)[0] !== k ? `, ${kindName(perturbed.kind(m, p)[0])}` : "";
     const light = (overlay) => (event) => event.pointerType === "mouse" && this.pickers.forEach((picker) => picker.overlay(overlay(), this.colours));
     return h("li", { onpointerenter: light(() => what), onpointerleave: light(() => this.state.overlay) },
       h("button", { type: "button", class: "toggle", "data-toggle": what, "aria-pressed": String(this.state.overlay === what), "aria-label": `Highlight ${overlayName(what)} in the image`, onclick: () => this.toggle(what) }, face(k, true)),
       h("span", { class: "who" }, this.colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: this.colours.get(k) } }),
         h("a", { href: link.concept(k) }, conceptName(k)), certainty < SURE && h("span", { class: "quiet" }, `(${percent(certainty, 0)} sure)`)),
-      h("small", {}, partInterval(original, m, p), perturbed && ` · perturbed ${percent(perturbed.part(m, p), 0)}`),
+      h("small", {}, partInterval(original, m, p), perturbed && ` · perturbed ${percent(perturbed.part(m, p), 0)}${moved}`),
       h("span", { class: "figure" }, percent(original.part(m, p), 0)),
       h("span", { class: "bars", "aria-hidden": "true" }, partBar(original, m, p, reach), perturbed && partBar(perturbed, m, p, reach)),
       strip(k));

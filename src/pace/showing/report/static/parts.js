@@ -66,9 +66,9 @@ function crop(m, patch, span = SPAN, eager = false) {
     } }));
 }
 
-/** The patch nearest to a concept's mean, as the concept's face. */
-function face(k, eager = false) {
-  const [nearest] = data.concepts[k].near;
+/** The patch nearest to a concept's mean, as the concept's face; or the next one. */
+function face(k, eager = false, next = 0) {
+  const nearest = data.concepts[k].near[next];
   return h("span", { class: "face", "aria-hidden": "true" }, nearest && crop(...nearest, 3, eager));
 }
 
