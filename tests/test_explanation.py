@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,6 +93,23 @@ def nested_explanation() -> Explanation:
     gamma = np.array([[2.0, 0.0, 3.0], [1.0, 1.0, 3.0]])
     shares = {"weights": np.full((2, 4), 0.5), "prior": np.array([0.5, 0.5])}
     return Explanation(gamma / 5, gamma, phi, grid=(2, 2), **shares, part_of=np.array([0, 0, 1]))
+
+
+def test_the_parts_of_an_image_come_largest_first_with_their_likeliest_kind():
+    explanation = nested_explanation()
+    np.testing.assert_array_equal(explanation.shown_parts(0), [1, 0])
+    np.testing.assert_array_equal(explanation.shown_parts(0, 1), [1])
+    for image in range(2):
+        assert explanation.kind_of(image, 0) == explanation.theta[image, :2].argmax()
+        assert explanation.kind_of(image, 1) == 2
+
+
+def test_names_go_by_use_in_the_model_not_by_the_images():
+    explanation = nested_explanation()
+    assert [name.short for name in explanation.names] == ["A1", "A2", "B1"]
+    used = replace(explanation, use=np.array([1.0, 2.0, 9.0]))
+    assert [name.short for name in used[1].names] == ["B2", "B1", "A1"]
+    assert [name.long for name in used.merged([[0, 1]]).names] == ["concept 0", "concept 1"]
 
 
 def test_parts_are_sums_over_their_kinds():

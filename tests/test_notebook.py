@@ -1,6 +1,7 @@
 import re
 import sys
 import warnings
+from copy import copy
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import sklearn
 from planted import planted
 
 from pace import PACE, Explanation, Observations
+from pace.naming import concept_names
 
 
 def quick_fit(observations, k, **options):
@@ -32,6 +34,29 @@ def test_an_explanation_is_a_table_of_its_largest_shares_with_intervals():
     low, high = explanation.interval(0.9)
     assert rows[0][3] == f"{low[0, 0]:.2f} to {high[0, 0]:.2f}"
     assert "0 images" in Explanation(np.empty((0, 2)), np.empty((0, 2)))._repr_html_()
+
+
+def test_where_concepts_are_kinds_of_parts_an_explanation_lists_the_parts():
+    gamma = np.array([[6.0, 3.0, 1e-4], [1.0, 8.0, 2.0]])
+    use, part_of = np.array([1.0, 2.0, 9.0]), np.array([0, 0, 1])
+    explanation = Explanation(gamma / gamma.sum(1, keepdims=True), gamma, part_of=part_of, use=use)
+    html = explanation._repr_html_()
+    assert ">part and kind</th>" in html
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:]]
+    assert [(row[0], row[1]) for row in rows] == [("0", "B · kind 2"), ("1", "B · kind 1"), ("1", "A · kind 1")]
+    low, high = explanation.part_interval(0.9)
+    assert rows[1][2].endswith(f"{9 / 11:.2f}")
+    assert rows[1][3] == f"{low[1, 0]:.2f} to {high[1, 0]:.2f}"
+
+
+def test_where_concepts_are_kinds_of_parts_a_model_names_them_so(fitted):
+    part_of = np.array([0, 1, 0, 1])
+    model = copy(fitted[0])
+    model.__class__ = type("Nested", (PACE,), {"part_of_": property(lambda self: part_of)})
+    names = concept_names(part_of, model.concept_weights_)
+    order = np.argsort(-model.concept_weights_, kind="stable")
+    found = re.findall(r"<tr><td[^>]*>(.*?)</td>", model._repr_html_())
+    assert found == [f"{names[k].part} · kind {names[k].kind}" for k in order]
 
 
 def test_a_fitted_model_lists_its_concepts_by_use(fitted):

@@ -288,7 +288,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 advance(some.stop - some.start)
         theta = gamma / gamma.sum(1, keepdims=True)
         layout = observations.grid, observations.prefix_tokens
-        found = Explanation(theta.astype(kind), gamma.astype(kind), phi, *layout, part_of=self.part_of_)
+        found = Explanation(
+            theta.astype(kind), gamma.astype(kind), phi, *layout, part_of=self.part_of_, use=self.concept_weights_
+        )
         if settings.updates == "paper":  # its counts sum to 1, whatever the image
             return found
         return replace(found, weights=effective_weights(attention, self.neighbours_, *layout), prior=self.share_prior_)

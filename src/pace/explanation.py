@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pace.naming import Name, concept_names
+
 Array = npt.NDArray[Any]
 
 _SHOWN = 1e-3  # of an image's largest share; a concept with less is in the image only because of its prior
@@ -32,7 +34,8 @@ class Explanation:
     them intervals are those of q(θ_m).
 
     Where concepts are kinds of parts, `part_of` (K,) says of which: an image is a mixture of `parts`, and in an image a part is
-    mostly of one kind. `prior` is then that of the parts (P,).
+    mostly of one kind. `prior` is then that of the parts (P,). Their names go by `use` (K,), the patches that every concept
+    holds in the model.
     """
 
     theta: Array
@@ -43,6 +46,7 @@ class Explanation:
     weights: Array | None = None
     prior: Array | None = None
     part_of: Array | None = None
+    use: Array | None = None
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -66,6 +70,11 @@ class Explanation:
         """How likely a part is of this kind, in an image (M, K): a concept's share of its part."""
         whole = self.parts[:, self._part_of]
         return np.divide(self.theta, whole, out=np.zeros_like(self.theta), where=whole > 0)
+
+    @property
+    def names(self) -> list[Name]:
+        """What the concepts are called; parts and kinds have the order of their numbers where `use` is not known."""
+        return concept_names(self.part_of, np.zeros(self.n_concepts) if self.use is None else self.use)
 
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper end (M, K) of the credible interval of every share: the central one, widened to hold θ_mk.
@@ -130,6 +139,16 @@ class Explanation:
         order = self.top_concepts(image, self.n_concepts)
         return order[_is_shown(self.theta[image])[order]][:n]
 
+    def shown_parts(self, image: int, n: int | None = None) -> Array:
+        """The parts that an image shows, largest share first, at most n, as `shown_concepts` has them."""
+        shares = self.by_part(self.theta[image])
+        order = np.argsort(-shares, kind="stable")
+        return order[_is_shown(shares)[order]][:n]
+
+    def kind_of(self, image: int, part: int) -> int:
+        """The concept that a part most likely is in an image."""
+        return int(np.where(self._part_of == part, self.theta[image], -np.inf).argmax())
+
     def patch_map(self, image: int, concept: int) -> Array:
         """φ of one concept over an image, laid out like the patches (rows, columns)."""
         phi, grid = self._patches()
@@ -169,7 +188,7 @@ class Explanation:
         phi, prior = (None if values is None else sums(values) for values in (self.phi, self.prior if flat else None))
         weights = self.weights if flat else None
         merged = replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi)
-        return replace(merged, prior=prior, weights=weights, part_of=None)
+        return replace(merged, prior=prior, weights=weights, part_of=None, use=None)
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
         """The explanation of some of the images, or of one."""

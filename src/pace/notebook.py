@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pace.naming import Name, concept_names
+
 if TYPE_CHECKING:
     from pace.explainer import PACE
     from pace.explanation import Explanation
@@ -16,14 +18,17 @@ _CELL = "style='text-align: left; padding: 0 .8em 0 0'"
 
 
 def explanation_html(explanation: Explanation) -> str:
-    """The largest θ of the first images, with credible intervals."""
+    """The largest θ of the first images, with credible intervals; where concepts are kinds of parts, the largest parts."""
+    names, by_part = explanation.names, explanation.part_of is not None
     rows = []
     for m in range(min(_IMAGES, len(explanation))):
-        low, high = (end[0] for end in explanation[m].interval(0.9))
-        for k in explanation.shown_concepts(m, _SHARES):
-            theta = explanation.theta[m, k]
-            rows.append([f"{m}", f"{k}", _meter(theta, 1, f"{theta:.2f}"), f"{low[k]:.2f} to {high[k]:.2f}"])
-    table = _table(["image", "concept", "share θ", "90 % interval"], rows)
+        one = explanation[m]
+        low, high = (end[0] for end in (one.part_interval(0.9) if by_part else one.interval(0.9)))
+        for n in one.shown_parts(0, _SHARES) if by_part else one.shown_concepts(0, _SHARES):
+            share = one.parts[0, n]
+            name = names[one.kind_of(0, n)].label
+            rows.append([f"{m}", name, _meter(share, 1, f"{share:.2f}"), f"{low[n]:.2f} to {high[n]:.2f}"])
+    table = _table(["image", _column(names), "share θ", "90 % interval"], rows)
     return f"<div><p>{escape(repr(explanation))}</p>{table}</div>"
 
 
@@ -33,8 +38,9 @@ def model_html(model: PACE) -> str:
     shares = weights / (weights.sum() or 1.0)
     used = [k for k in np.argsort(-shares, kind="stable").tolist() if k not in model.empty_concepts_]
     head = np.asarray(model.label_head_)
-    columns = ["concept", "share of patches"]
-    rows = [[f"{k}", _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used[:_CONCEPTS]]
+    names = concept_names(model.part_of_, weights)
+    columns = [_column(names), "share of patches"]
+    rows = [[names[k].label, _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used[:_CONCEPTS]]
     if head.shape[1]:
         columns.append("speaks for (η)")
         rows = [[*row, _spoken_for(head[k])] for k, row in zip(used, rows, strict=False)]
@@ -42,6 +48,10 @@ def model_html(model: PACE) -> str:
     more = f"<p>and {len(used) - len(rows)} more concepts in use</p>" if used[_CONCEPTS:] else ""
     parameters = f"<details><summary>Parameters</summary><pre>{escape(repr(model))}</pre></details>"
     return f"<div><p><b>PACE</b>, fitted: {facts}</p>{_table(columns, rows)}{more}{parameters}</div>"
+
+
+def _column(names: list[Name]) -> str:
+    return "concept" if not names or names[0].part is None else "part and kind"
 
 
 def _facts(model: PACE, used: int) -> list[str]:

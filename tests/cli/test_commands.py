@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from in_process import CLASSES, MODEL, QUICK, invoke
+
+from pace.naming import concept_names
 
 SHOP_MODEL = ("--model", "shop/tiny.safetensors", *MODEL[2:])
 PHOTOS = ("--images", "shop/photos", *SHOP_MODEL)
@@ -133,6 +138,38 @@ def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere
     assert "concepts in use of" in outcome.out
     assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png"}
     assert "amber/0.png" in (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
+
+
+def test_explain_speaks_of_parts_where_concepts_are_kinds_of_them(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    from pace import PACE
+
+    flat, seen = PACE.explain, []
+
+    def explain(self: PACE, *args: Any, **options: Any) -> Any:
+        nested = replace(flat(self, *args, **options), part_of=np.array([1, 0, 1]), weights=None, prior=None)
+        seen.append((nested, concept_names(nested.part_of, self.concept_weights_)))
+        return nested
+
+    command = ("explain", "shop/flat", "--run", "shop/fit")
+    plain = invoke(*command, "--json").document["results"]
+    assert plain.keys() == {"level", "images"}
+    assert "part" not in json.dumps(plain)
+    monkeypatch.setattr(PACE, "explain", explain)
+    results = invoke(*command, "--json").document["results"]
+    explanation, names = seen[0]
+    assert results["concepts"] == [{"part": name.part, "kind": name.kind} for name in names]
+    low, high = explanation.part_interval(0.9)
+    for number, picture in enumerate(results["images"]):
+        shown = explanation.shown_parts(number)
+        assert [row["concept"] for row in picture["top_parts"]] == [explanation.kind_of(number, p) for p in shown]
+        for key, values in (("theta", explanation.parts), ("low", low), ("high", high)):
+            np.testing.assert_allclose([row[key] for row in picture["top_parts"]], values[number, shown], atol=1e-4)
+        for row in picture["top_concepts"] + picture["top_parts"]:
+            assert f"{row['part']}{row['kind']}" == names[row["concept"]].short
+    out = invoke(*command, "--top", "1").out
+    assert "part and kind" in out
+    name = names[explanation.kind_of(0, explanation.shown_parts(0)[0])]
+    assert re.search(rf"^{name.part} · kind {name.kind} +{explanation.parts[0].max():.3f} ", out, re.MULTILINE)
 
 
 def test_explain_takes_files_and_folders_in_order_each_once(elsewhere: Path):

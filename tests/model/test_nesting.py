@@ -144,7 +144,7 @@ def test_in_an_image_a_part_has_one_kind(fitted):
 
 
 def test_refining_moves_kinds_and_keeps_its_promises(fitted):
-    model, seen, *_ = fitted
+    model, *_ = fitted
     assert len(model.refinement_) == 600
     assert 0 <= model.refinement_drift_.patches <= MOST_DRIFT
     assert model.refinement_drift_.bound <= MOST_FALL
@@ -216,19 +216,23 @@ def test_batches_can_be_learned_one_after_another():
     assert agreement(explanation.by_part(explanation.phi).argmax(2), part) > 0.9
 
 
-def test_intervals_of_parts_cover_the_true_shares(fitted):
+def test_intervals_hold_what_they_are_of(fitted):
     model, *_ = fitted
-    fresh, part, _ = birds(100, seed=7)
-    explanation = model.explain(fresh)
-    low, high = explanation.part_interval(0.9)
-    assert ((low <= explanation.parts) & (explanation.parts <= high)).all()
-    low, high = explanation.interval(0.9)
-    assert ((low <= explanation.theta) & (explanation.theta <= high)).all()
+    explanation = model.explain(birds(100, seed=7)[0])
+    for shares, (low, high) in (
+        (explanation.parts, explanation.part_interval(0.9)),
+        (explanation.theta, explanation.interval(0.9)),
+    ):
+        assert ((low <= shares) & (shares <= high)).all()
 
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [({"updates": "paper", "parts": 2}, "exact"), ({"parts": 9}, "at most 8"), ({"parts": 2, "alpha": [1.0] * 8}, "alpha")],
+    [
+        ({"updates": "paper", "parts": 2}, "exact"),
+        ({"parts": 9}, "at most 8"),
+        ({"parts": 2, "alpha": [1.0] * 8}, "alpha"),
+    ],
 )
 def test_what_parts_cannot_be_is_said_in_one_line(wrong, why):
     with pytest.raises(ValueError, match=why):

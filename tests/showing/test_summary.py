@@ -46,6 +46,19 @@ def test_the_concepts_of_a_class_are_in_its_images_in_use_and_speak_for_it():
     assert summary.class_concepts(theta, np.array([0.5, 0.6, 0, 0]), np.ones(4, bool), n=1) == found[:1]
 
 
+def test_what_tells_two_classes_apart_is_the_parts_of_which_they_have_different_kinds():
+    part_of = np.array([0, 0, 1, 1, 2, 3, 3])
+    of_a, of_b = [0.3, 0.0, 0.2, 0.1, 0.4, 0.0, 0.0], [0.0, 0.2, 0.1, 0.2, 0.3, 0.1, 0.1]
+    theta, classes = np.array([of_a, of_a, of_b, np.full(7, 1 / 7)]), np.array([4, 4, 7, 1])
+    found = summary.contrast(theta, part_of, classes, 4, 7)
+    # Part 2 has one kind, and class 4 does not show part 3.
+    assert [one[:3] for one in found] == [(0, 0, 1), (1, 2, 3)]
+    assert [one.difference for one in found] == pytest.approx([1, 1 / 3])
+    back = summary.contrast(theta, part_of, classes, 7, 4)
+    assert [one[:3] for one in back] == [(0, 1, 0), (1, 3, 2)]
+    assert summary.contrast(theta, part_of, classes, 4, 4) == summary.contrast(theta, part_of, classes, 4, 99) == []
+
+
 def test_class_names_are_those_given_or_numbers():
     assert summary.class_names(None, None, 2) == ["class 0", "class 1"]
     assert summary.class_names(["a", "b"], None, 2) == ["a", "b"]

@@ -16,7 +16,17 @@ from pace.explanation import Array
 from pace.images.imageset import ImageSet
 from pace.observations import Observations
 
+_HELD = 0.01  # share below which images do not show a part; report/static/parts.js has the same
 _TOKENS_AT_ONCE = 1 << 14  # limits the memory that distances to all means take
+
+
+class Contrast(NamedTuple):
+    """A part that two classes have different kinds of."""
+
+    part: int
+    kind_in_a: int  # the concept that leads the part in the images of class a
+    kind_in_b: int
+    difference: float  # 0 to 1: of the kinds of the part in a, how much is of other kinds in b
 
 
 class Use(NamedTuple):
@@ -71,6 +81,26 @@ def class_concepts(theta: Array, evidence_for: Array, used: Array, n: int) -> li
     strength = np.where(used, theta.mean(0) * evidence_for, 0)
     order = np.argsort(-strength, kind="stable")[:n]
     return [(int(k), float(strength[k])) for k in order if strength[k] > 0]
+
+
+def contrast(theta: Array, part_of: Array, classes: Array, a: int, b: int) -> list[Contrast]:
+    """What tells class a from class b: the parts that are mostly of another kind in each, most different first.
+
+    `classes` (M,) are the predicted ones. A part that the images of either class do not show has no kind there. The
+    difference is the total variation distance of the two distributions over the part's kinds.
+    """
+    if not ((classes == a).any() and (classes == b).any()):
+        return []
+    of_a, of_b = theta[classes == a].mean(0), theta[classes == b].mean(0)
+    found = []
+    for part in range(int(part_of.max()) + 1):
+        kinds = np.flatnonzero(part_of == part)
+        in_a, in_b = of_a[kinds], of_b[kinds]
+        if min(in_a.sum(), in_b.sum()) < _HELD or in_a.argmax() == in_b.argmax():
+            continue
+        difference = np.abs(in_a / in_a.sum() - in_b / in_b.sum()).sum() / 2
+        found.append(Contrast(part, int(kinds[in_a.argmax()]), int(kinds[in_b.argmax()]), float(difference)))
+    return sorted(found, key=lambda one: -one.difference)
 
 
 def predicted_classes(observations: Observations) -> Array | None:

@@ -229,6 +229,13 @@ def test_shares_too_small_to_show_still_add_up():
     np.testing.assert_allclose(sum(bar.get_width() for bar in figure.axes[1].patches), 1)
 
 
+def test_kinds_of_parts_are_called_so():
+    gamma = np.array([[6.0, 3.0, 2.0]])
+    explanation = Explanation(gamma / gamma.sum(), gamma, part_of=np.array([0, 1, 0]), use=np.array([1.0, 9.0, 2.0]))
+    texts = texts_of(theta_bars(explanation))
+    assert [t for t in texts if "kind" in t] == ["B · kind 2", "A · kind 1", "B · kind 1"]
+
+
 def test_class_concepts_are_those_that_carry_the_class_in_its_own_images():
     model, observations = fitted(4)
     theta, head = model.transform(observations), model.label_head_

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from copy import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +12,7 @@ from planted import planted
 from report_case import HOSTILE, HOSTILE_FILE, HOSTILE_TITLE, AsIs, Drawn, fit
 
 from pace.metrics.scores import Score, Scores
+from pace.naming import concept_names
 from pace.showing.report import write_report
 
 
@@ -85,6 +88,37 @@ def bare(case, tmp_path_factory):
     model = fit(observations, n_concepts=3, max_iter=2)
     path = tmp_path_factory.mktemp("bare") / "report.html"
     return write_report(path, model, case.images.pixels, observations, perturbed=perturbed)
+
+
+@pytest.fixture(scope="session")
+def kinds(case, tmp_path_factory):
+    """A report whose concepts are kinds of three parts; the last two kinds, of the last part and the first, are not in use."""
+    part_of = np.array([0, 1, 2, 0, 1, 0, 2, 0])
+    model = copy(case.model)
+    model.explain = lambda observations: replace(
+        case.model.explain(observations), part_of=part_of, weights=None, prior=None
+    )
+    explanation = replace(case.explanation, part_of=part_of)
+    classes = explanation.theta.argmax(1) % 3  # so that classes differ in their kinds
+    observations, perturbed = (
+        type(some)(some.embeddings, some.attention, np.eye(3)[classes], some.grid, some.prefix_tokens, crops=some.crops)
+        for some in (case.observations, case.perturbed)
+    )
+    path = tmp_path_factory.mktemp("kinds") / "report.html"
+    write_report(
+        path,
+        model,
+        case.images,
+        observations,
+        perturbed=perturbed,
+        perturbed_images=case.perturbed_images,
+        explanation=explanation,
+        scores=case.scores,
+        preprocessing=AsIs(),
+        title=HOSTILE_TITLE,
+    )
+    names = concept_names(part_of, model.concept_weights_)
+    return SimpleNamespace(path=path, explanation=explanation, names=names, classes=classes)
 
 
 @pytest.fixture(scope="session")

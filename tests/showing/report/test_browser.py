@@ -476,16 +476,17 @@ def test_the_keyboard_alone_reaches_and_reads_everything(report, open_page):
     assert page.get_by_role("button", name="All concepts").get_attribute("aria-pressed") == "true"
 
 
-def all_views(report, pruned, open_page, **options):
-    for path, views in ((report, VIEWS), (pruned.path, ["number"])):
+def all_views(report, pruned, kinds, open_page, **options):
+    of_kinds = ("concepts", "images/3?patch=7&overlay=all", "classes/0")
+    for path, views in ((kinds.path, of_kinds), (report, VIEWS), (pruned.path, ["number"])):
         page = open_page(path, **options)
         for view in views:
             go(page, view)
             yield page
 
 
-def test_a_screen_reader_finds_landmarks_and_names(report, pruned, open_page):
-    for page in all_views(report, pruned, open_page):
+def test_a_screen_reader_finds_landmarks_and_names(report, pruned, kinds, open_page):
+    for page in all_views(report, pruned, kinds, open_page):
         assert page.get_by_role("banner").count() == page.get_by_role("main").count() == 1
         assert page.get_by_role("navigation", name="Views").count() == 1
         assert page.locator("main h1").count() == 1
@@ -499,8 +500,8 @@ def test_a_screen_reader_finds_landmarks_and_names(report, pruned, open_page):
         assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_a_phone_shows_every_view_without_scrolling_sideways_and_a_tap_picks_a_patch(report, pruned, open_page):
-    for page in all_views(report, pruned, open_page, **PHONE):
+def test_a_phone_shows_every_view_without_scrolling_sideways_and_a_tap_picks_a_patch(report, pruned, kinds, open_page):
+    for page in all_views(report, pruned, kinds, open_page, **PHONE):
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         small = page.evaluate(
             """() => [...document.querySelectorAll('nav[aria-label=Views] a, #theme, .segments button, .steps .button')]
@@ -532,10 +533,10 @@ CONTRAST = """() => {
 }"""
 
 
-def test_text_can_be_read_in_the_systems_theme_and_in_the_other(report, pruned, open_page):
+def test_text_can_be_read_in_the_systems_theme_and_in_the_other(report, pruned, kinds, open_page):
     background = "getComputedStyle(document.body).backgroundColor"
     seen = set()
-    for page in all_views(report, pruned, open_page, color_scheme="dark"):
+    for page in all_views(report, pruned, kinds, open_page, color_scheme="dark"):
         for _ in range(2):
             seen.add(page.evaluate(background))
             assert page.evaluate(CONTRAST) >= 4.5  # WCAG AA

@@ -18,6 +18,7 @@ from pace.cli.runs import Run, running
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pace.explanation import Array
     from pace.images import ImageSet
     from pace.observations import Observations
 
@@ -34,7 +35,7 @@ def explain(
     *,
     pictures: Annotated[list[str], _PICTURES],
     fit: options.FitOptions,
-    top: Annotated[int, typer.Option(min=1, help="Concepts to show for each picture.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Concepts, or parts, to show for each picture.")] = 5,
     level: Annotated[float, typer.Option(min=0, max=1, help="Probability of the credible intervals.")] = 0.9,
     skip_unreadable: options.SkipUnreadable = False,
 ) -> dict[str, Any]:
@@ -55,10 +56,10 @@ def explain(
 
     with running(ctx, Path(pictures[0]).stem or "pictures", device=found.device) as run:
         observed = observe(found.model.backbone, images, batch_size=fit.batch_size)
-        explained = _findings(found, images, observed, top, level)
-        run.record["results"] = {"level": level, "images": explained}
+        run.record["results"] = results = _findings(found, images, observed, top, level)
+        explained = results["images"]
         shown = images.subset(range(min(len(images), _REPORTED)))
-        concepts = [concept["concept"] for picture in explained[: len(shown)] for concept in picture["top_concepts"]]
+        concepts = [row["concept"] for picture in explained[: len(shown)] for row in _rows(picture)]
         _write(run, found, shown, concepts, fit.batch_size, level)
     for picture in explained[:_PRINTED]:
         _show(picture, level)
@@ -88,46 +89,58 @@ def _open_pictures(paths: Sequence[str], skip_unreadable: bool) -> ImageSet:
     return ImageFiles(Path(), list(dict.fromkeys(files)), on_error="skip" if skip_unreadable else "raise")
 
 
-def _findings(fit: FitRun, images: ImageSet, observed: Observations, top: int, level: float) -> list[dict[str, Any]]:
-    """For every picture, prediction and concepts as ``run.json`` has them."""
+def _findings(fit: FitRun, images: ImageSet, observed: Observations, top: int, level: float) -> dict[str, Any]:
+    """As ``run.json`` has them: prediction and concepts of every picture, and their names where they are kinds of parts."""
+    from pace.naming import concept_names
     from pace.showing.summary import predicted_classes
 
     explanation = fit.concepts.explain(observed)
     assert explanation.phi is not None
-    theta, low, high, evidence = (
-        values.astype(float).round(_DIGITS)
-        for values in (explanation.theta, *explanation.interval(level), fit.concepts.label_head_)
-    )
+    evidence, *shares = _rounded(fit.concepts.label_head_, explanation.theta, *explanation.interval(level))
+    by_part = explanation.part_of is not None
+    part_shares = _rounded(explanation.parts, *explanation.part_interval(level)) if by_part else []
+    called = concept_names(explanation.part_of, fit.concepts.concept_weights_)
+    kinds = [{"part": name.part, "kind": name.kind} if by_part else {} for name in called]
     patches = explanation.phi[:, explanation.prefix_tokens :].argmax(2)
     names, predicted = fit.model.class_names, predicted_classes(observed)
-    gallery, found = fit.gallery(), []
+    gallery = fit.gallery()
+
+    def row(k: int, share: list[float], prediction: dict[str, Any] | None) -> dict[str, Any]:
+        eta = evidence[k, prediction["class"]] if prediction else None
+        sure = dict(zip(("theta", "low", "high"), share, strict=True))
+        return {"concept": int(k), **kinds[k], **sure, "eta": eta, "examples": gallery[k][:_EXAMPLES]}
+
+    found = []
     for number, name in enumerate(images.names):
         prediction: dict[str, Any] | None = None
         if predicted is not None and names is not None and observed.predictions is not None:
             c = int(predicted[number])
             probability = round(float(observed.predictions[number, c]), _DIGITS)
             prediction = {"class": c, "name": names[c], "probability": probability}
-        top_concepts = [
-            {
-                "concept": int(k),
-                "theta": theta[number, k],
-                "low": low[number, k],
-                "high": high[number, k],
-                "eta": evidence[k, prediction["class"]] if prediction else None,
-                "examples": gallery[k][:_EXAMPLES],
-            }
+        picture: dict[str, Any] = {"picture": name, "prediction": prediction}
+        picture["top_concepts"] = [
+            row(k, [values[number, k] for values in shares], prediction)
             for k in explanation.shown_concepts(number, top)
         ]
-        found.append(
-            {
-                "picture": name,
-                "prediction": prediction,
-                "top_concepts": top_concepts,
-                "theta": theta[number],
-                "patch_concepts": patches[number].reshape(explanation.grid or -1),
-            }
-        )
-    return found
+        if by_part:
+            picture["top_parts"] = [
+                row(explanation.kind_of(number, p), [values[number, p] for values in part_shares], prediction)
+                for p in explanation.shown_parts(number, top)
+            ]
+        picture["theta"] = shares[0][number]
+        picture["patch_concepts"] = patches[number].reshape(explanation.grid or -1)
+        found.append(picture)
+    return {"level": level, "images": found, **({"concepts": kinds} if by_part else {})}
+
+
+def _rounded(*arrays: Array) -> list[Array]:
+    return [values.astype(float).round(_DIGITS) for values in arrays]
+
+
+def _rows(picture: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is said of a picture: its parts, each with its kind, or its concepts."""
+    rows: list[dict[str, Any]] = picture.get("top_parts", picture["top_concepts"])
+    return rows
 
 
 def _write(run: Run, fit: FitRun, images: ImageSet, concepts: Sequence[int], batch_size: int, level: float) -> None:
@@ -172,16 +185,20 @@ def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> Im
 
 
 def _show(picture: dict[str, Any], level: float) -> None:
+    from pace.naming import kind_label
+
     say(picture["picture"], style="bold")
     prediction = picture["prediction"]
-    head = ["concept", "share θ", f"{100 * level:g} % interval", "also seen in"]
+    first = "part and kind" if "top_parts" in picture else "concept"
+    head = [first, "share θ", f"{100 * level:g} % interval", "also seen in"]
     if prediction:
         say(f"prediction: {prediction['name']} ({100 * prediction['probability']:.1f} %)")
         head.insert(3, f"η for {prediction['name']}")
     rows = []
-    for concept in picture["top_concepts"]:
+    for concept in _rows(picture):
         interval = f"{concept['low']:.3f} to {concept['high']:.3f}"
         eta = [] if concept["eta"] is None else [f"{concept['eta']:+.2f}"]
-        rows.append([str(concept["concept"]), f"{concept['theta']:.3f}", interval, *eta, concept["examples"][0]])
+        name = kind_label(concept["part"], concept["kind"]) if "part" in concept else str(concept["concept"])
+        rows.append([name, f"{concept['theta']:.3f}", interval, *eta, concept["examples"][0]])
     table(head, rows, words=(0, len(head) - 1))
     say()

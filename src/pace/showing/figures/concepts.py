@@ -50,7 +50,7 @@ def concept_gallery(
     for position, k in enumerate(wanted):
         column, line = divmod(position, lines)
         x, y = MARGIN + column * (ROW_WIDTH + gap), MARGIN + line * pitch
-        drawing.show_concept(layout, k, [f"{use.shares[k]:.1%}"], pictures, typical[position], grid, x, y)
+        drawing.show_concept(layout, f"Concept {k}", [f"{use.shares[k]:.1%}"], pictures, typical[position], grid, x, y)
     more, empty = len(np.setdiff1d(use.order, wanted)), len(use.used) - len(use.order)
     notes = [drawing.plural(len(wanted), "concept"), *([f"{more} more in use"] if more else [])]
     notes += [f"{empty} of {len(use.used)} stayed empty"] if empty else []
@@ -111,7 +111,9 @@ def class_concepts(
         for line, k in enumerate(concepts):
             shares = [f"θ {theta[own, k].mean():.2f} in this class", f"θ {theta[:, k].mean():.2f} in all images"]
             notes = [*shares, f"η {model.label_head_[k, n]:+.2f}".replace("-", "−")]
-            drawing.show_concept(layout, k, notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch)
+            drawing.show_concept(
+                layout, f"Concept {k}", notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch
+            )
     return layout
 
 
@@ -144,7 +146,7 @@ def overlay(
     for position, k in enumerate(wanted, 1):
         line, column = divmod(position, columns)
         x, y = MARGIN + column * (_PICTURE + gap), MARGIN + line * block
-        layout.write(x, y, f"Concept {k}", bold=True, room=_PICTURE)
+        layout.write(x, y, drawing.title(explanation.names[k]), bold=True, room=_PICTURE)
         interval = f"{level:.0%} in [{low[k]:.2f}, {high[k]:.2f}]"
         layout.note(x, y + 10, f"θ {explanation.theta[image, k]:.2f}, {interval}", room=_PICTURE)
         _show_heat(layout, pixels, explanation.patch_map(image, k), x, y + _HEAD, tall)
@@ -179,10 +181,11 @@ def theta_bars(
     rows = range(min(6, len(explanation))) if shown is None else [range(len(explanation))[m] for m in shown]
     wanted = [drawing.chosen(concepts, explanation.shown_concepts(m, n_concepts), explanation.n_concepts) for m in rows]
     fills: dict[int, Fill] = {}
+    names = explanation.names
     for k in (k for own in wanted for k in own):
         fills.setdefault(k, drawing.fill(len(fills)))
     bars = [
-        drawing.theta_bars_of(explanation, m, {k: fills[k] for k in own}, level)
+        drawing.theta_bars_of(explanation, m, {k: fills[k] for k in own}, level, names)
         for m, own in zip(rows, wanted, strict=True)
     ]
     scale = max(bar.high for image in bars for bar in image)

@@ -27,6 +27,7 @@ from scipy.spatial.distance import cdist
 
 from pace.atomic import write_atomically
 from pace.explanation import Array, Explanation
+from pace.naming import Name
 from pace.showing.patches import Grid, Pictures, Pixels, patch_box
 
 INK, MUTED, RULE = "#1a1a1a", "#5c5c5c", "#c8c8c8"
@@ -137,6 +138,11 @@ def plural(count: int, thing: str) -> str:
     return f"{count} {thing}" + ("" if count == 1 else "s")
 
 
+def title(name: Name) -> str:
+    """'Concept 12', or 'A · kind 3', which is as short."""
+    return f"Concept {name.label}" if name.part is None else name.label
+
+
 def chosen(concepts: int | Sequence[int] | None, default: Sequence[int] | Array, total: int) -> list[int]:
     """The concepts asked for, of `total`, or the default ones."""
     found = [int(k) for k in np.atleast_1d(default if concepts is None else concepts)]
@@ -186,7 +192,7 @@ def show(layout: Layout, pixels: Array, x: float, y: float, width: float, height
 
 
 def show_concept(
-    layout: Layout, k: int, notes: Sequence[str], pictures: Pictures, patches: Array, grid: Grid, x: float, y: float,
+    layout: Layout, name: str, notes: Sequence[str], pictures: Pictures, patches: Array, grid: Grid, x: float, y: float,
     fill: Fill | None = None,
 ) -> None:  # fmt: skip
     """A row of ROW_WIDTH x TILE points: a concept's name, notes below it, and its patches (n, 2) among their neighbours."""
@@ -194,7 +200,7 @@ def show_concept(
     if fill is not None:
         swatch = Rectangle((x, y), 7, 7, facecolor=fill.color, hatch=fill.hatch, edgecolor="white", linewidth=0)
         layout.paper.add_patch(swatch)
-    layout.write(x + indent, y, f"Concept {k}", bold=True)
+    layout.write(x + indent, y, name, bold=True)
     for line, note in enumerate(notes):
         layout.note(x + indent, y + 10 + 8 * line, note)
     for column, (image, patch) in enumerate(patches):
@@ -233,10 +239,10 @@ def show_borders(
     layout.paper.add_collection(collection, autolim=False)
 
 
-def show_number(axes: Axes, x: float, y: float, k: int, place: Transform | None = None) -> None:
+def show_number(axes: Axes, x: float, y: float, number: int | str, place: Transform | None = None) -> None:
     """The number of a concept around (x, y), readable on any colour."""
     axes.text(
-        x, y, str(k), ha="center", va="center_baseline", fontsize=SMALL, fontweight="bold", color=INK, parse_math=False,
+        x, y, str(number), ha="center", va="center_baseline", fontsize=SMALL, fontweight="bold", color=INK, parse_math=False,
         transform=place or axes.transData, path_effects=[withStroke(linewidth=1.2, foreground="white")], zorder=4,
     )  # fmt: skip
 
@@ -251,9 +257,11 @@ class Bar(NamedTuple):
     fill: Fill
 
 
-def theta_bars_of(explanation: Explanation, image: int, fills: dict[int, Fill], level: float) -> list[Bar]:
+def theta_bars_of(
+    explanation: Explanation, image: int, fills: dict[int, Fill], level: float, called: Sequence[Name]
+) -> list[Bar]:
     """θ of some concepts of an image, then of all others together if any is seen."""
-    names, looks = [f"Concept {k}" for k in fills], list(fills.values())
+    names, looks = [title(called[k]) for k in fills], list(fills.values())
     pooled = explanation[image].merged([[k] for k in fills])
     theta, (low, high) = pooled.theta, pooled.interval(level)
     shown = len(np.setdiff1d(explanation.shown_concepts(image), list(fills)))

@@ -12,6 +12,7 @@ from scipy.ndimage import distance_transform_edt, gaussian_filter, label, maximu
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
+from pace.naming import Name, concept_names
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -64,7 +65,8 @@ def three_levels(
     typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)
     colors = np.array([mean_color(pictures, patches, grid) for patches in typical])
     fills = dict(zip(wanted, drawing.fills_like(colors), strict=True))
-    bars = [drawing.theta_bars_of(explanation, position, fills, level) for position in range(len(rows))]
+    called = concept_names(explanation.part_of, model.concept_weights_)
+    bars = [drawing.theta_bars_of(explanation, position, fills, level, called) for position in range(len(rows))]
 
     row_height = max(_PICTURE, 11 * (len(wanted) + 1)) + _CAPTION
     pitch = max(TILE + 6, (len(rows) * row_height - _CAPTION + 6) / len(wanted))
@@ -74,7 +76,9 @@ def three_levels(
     _head(layout, _MAP_X, "Patch level", f"by {_FACTOR} × {_FACTOR} patches")
     for position, k in enumerate(wanted):
         share, y = f"{use.shares[k]:.1%}", _TOP + position * pitch
-        drawing.show_concept(layout, k, [share], pictures, typical[position], grid, MARGIN, y, fills[k])
+        drawing.show_concept(
+            layout, drawing.title(called[k]), [share], pictures, typical[position], grid, MARGIN, y, fills[k]
+        )
     coarse, scale = explanation.aggregate(_FACTOR), max(bar.high for image in bars for bar in image)
     for position, m in enumerate(rows):
         y = _TOP + position * row_height
@@ -83,7 +87,7 @@ def three_levels(
         layout.note(_IMAGE_X, y + row_height - _CAPTION + 3, caption, room=_MAP_X - _IMAGE_X - 4)
         step = min((row_height - _CAPTION) / len(bars[position]), 15)
         drawing.show_bars(layout, bars[position], _BARS_X, y, _BARS, step, scale)
-        _show_map(layout, pictures[m], coarse, position, grid, fills, y)
+        _show_map(layout, pictures[m], coarse, position, grid, fills, called, y)
     return layout
 
 
@@ -112,8 +116,9 @@ def _in_turn(theta: Array, used: Array) -> Array:
 
 
 def _show_map(
-    layout: Layout, pixels: Pixels, coarse: Explanation, image: int, grid: Grid, fills: dict[int, Fill], y: float
-) -> None:
+    layout: Layout, pixels: Pixels, coarse: Explanation, image: int, grid: Grid, fills: dict[int, Fill],
+    called: Sequence[Name], y: float,
+) -> None:  # fmt: skip
     """The image in grey, tinted by the main concept of its cells; a line around each region, and its number in it."""
     rows, columns = grid
     phi = coarse.phi[image].reshape(*grid_of(coarse), -1)  # type: ignore[index]
@@ -134,9 +139,9 @@ def _show_map(
         parts, count = label(region)
         central = depth + 1e-3 * gaussian_filter(region.astype(float), 2, mode="constant")  # of equally deep cells
         for r, c in maximum_position(central, parts, range(1, count + 1)):
-            if drawing.width_of(str(k), SMALL, "bold") <= wide * (2 * depth[r, c] - 1) - 1 and high > SMALL:
+            if drawing.width_of(called[k].short, SMALL, "bold") <= wide * (2 * depth[r, c] - 1) - 1 and high > SMALL:
                 middle = (min(_FACTOR * (c + 0.5), columns - 0.5) * across, min(_FACTOR * (r + 0.5), rows - 0.5) * down)
-                drawing.show_number(layout.paper, *middle, k, place)
+                drawing.show_number(layout.paper, *middle, called[k].short, place)
     others = float((regions < 0).mean())
     note = f"{others:.1%} of the cells: others" if others else drawing.plural(len(np.unique(main)), "concept")
     layout.note(_MAP_X, y + _PICTURE + 3, note, room=_PICTURE)

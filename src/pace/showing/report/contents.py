@@ -14,6 +14,7 @@ from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
 from pace.metrics.inputs import concept_counts
+from pace.naming import concept_names
 from pace.observations import Observations, matching_patches
 from pace.showing import summary
 from pace.showing.patches import Images, grid_of, mean_color
@@ -76,12 +77,20 @@ def view(explanation: Explanation, observations: Observations, with_predictions:
         "theta": packed(explanation.theta, "u16", 65535),
         "low": packed(low, "u16", 65535),
         "high": packed(high, "u16", 65535),
+        **_part_intervals(explanation),
         "kept": strongest.shape[2],
         "concept": packed(strongest, "u8" if explanation.n_concepts <= 256 else "u16"),
         "phi": packed(np.take_along_axis(phi, strongest, 2), "u8", 255),
         "weight": packed(attention / attention.sum(1, keepdims=True), "u16", 65535),
         "predictions": _predictions(observations) if with_predictions else None,
     }
+
+
+def _part_intervals(explanation: Explanation) -> dict[str, Any]:
+    if explanation.part_of is None:
+        return {}
+    low, high = explanation.part_interval(LEVEL)
+    return {"partLow": packed(low, "u16", 65535), "partHigh": packed(high, "u16", 65535)}
 
 
 def followed(explanation: Explanation, perturbed: Explanation, crops: Array, grid: tuple[int, int]) -> dict[str, Any]:
@@ -135,9 +144,14 @@ def _concepts(
     shown = use.used | summary.use_of(model.concept_weights_).used
     typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations))).tolist()
     neighbours = nearest_concepts(model.means_, use.used, _NEIGHBOURS)
+    names_of_concepts = concept_names(explanation.part_of, model.concept_weights_)
+    order = [k for k in np.argsort(-use.shares, kind="stable").tolist() if shown[k]]
     return {
         "concepts": [
             {
+                "name": names_of_concepts[k].long,
+                "short": names_of_concepts[k].short,
+                "part": None if explanation.part_of is None else int(explanation.part_of[k]),
                 "share": float(use.shares[k]),
                 "used": bool(use.used[k]),
                 "near": typical[k] if shown[k] else [],
@@ -146,11 +160,30 @@ def _concepts(
             }
             for k in range(len(shown))
         ],
-        "order": [k for k in np.argsort(-use.shares, kind="stable").tolist() if shown[k]],
+        "order": order,
+        "parts": _parts(explanation, use, order, [name.part for name in names_of_concepts]),
         "effective": float(np.exp(entropy(use.shares))),  # equally used concepts that would be as diverse as these
         "prefixWeight": float((attention[:, : observations.prefix_tokens].sum(1) / attention.sum(1)).mean()),
         **_classes(model, observations, explanation.theta, names, use.used),
     }
+
+
+def _parts(
+    explanation: Explanation, use: summary.Use, order: list[int], letters: list[str | None]
+) -> list[dict[str, Any]] | None:
+    """Where concepts are kinds of parts: every part's letter, share, and kinds that are shown, by use."""
+    part_of = explanation.part_of
+    if part_of is None:
+        return None
+    kinds = [[k for k in order if part_of[k] == part] for part in range(explanation.n_parts)]
+    return [
+        {
+            "letter": letters[int(np.argmax(part_of == part))],
+            "share": float(use.shares[part_of == part].sum()),
+            "kinds": own,
+        }
+        for part, own in enumerate(kinds)
+    ]
 
 
 def _classes(model: PACE, observations: Observations, theta: Array, names: list[str], used: Array) -> dict[str, Any]:

@@ -60,5 +60,43 @@ function oneClass(n) {
       h("div", {}, h("h3", {}, "Typical patches"), h("div", { class: "strip" }, data.concepts[k].near.slice(0, 5).map(([m, patch]) =>
         h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch))))),
       images.length > 0 && h("div", {}, h("h3", {}, "Images of the class with most of it"), h("div", { class: "samples small" }, images.map((m) => imageCard(m, k)))))),
-    found.length > 0 && note("The number is the concept's mean share of the class's images (θ) times how strongly it favours the class over the others (η)."));
+    found.length > 0 && note("The number is the concept's mean share of the class's images (θ) times how strongly it favours the class over the others (η)."),
+    PARTS > 0 && count > 0 && contrastCard(n));
+}
+
+/** The mean share (K) of every concept in the images predicted as a class. */
+function meanShares(n) {
+  const images = Array.from({ length: IMAGES }, (_, m) => m).filter((m) => predictedClass(m) === n);
+  return Array.from({ length: CONCEPTS }, (_, k) => images.reduce((sum, m) => sum + original.theta(m, k), 0) / images.length);
+}
+
+/** The parts of which two classes mostly have different kinds, as `contrast` of summary.py has them: [part, kind, kind, difference]. */
+function contrast(a, b) {
+  const [inA, inB] = [meanShares(a), meanShares(b)];
+  return kindsOf.map((kinds, p) => {
+    const [sumA, sumB] = [inA, inB].map((shares) => kinds.reduce((sum, k) => sum + shares[k], 0));
+    const [leadA, leadB] = [inA, inB].map((shares) => kinds.reduce((best, k) => (shares[k] > shares[best] ? k : best)));
+    if (Math.min(sumA, sumB) < HELD || leadA === leadB) return null;
+    return [p, leadA, leadB, kinds.reduce((sum, k) => sum + Math.abs(inA[k] / sumA - inB[k] / sumB), 0) / 2];
+  }).filter(Boolean).sort((one, other) => other[3] - one[3]);
+}
+
+function contrastCard(n) {
+  const others = Array.from({ length: CLASSES }, (_, other) => other).filter((other) => other !== n && predictedAs(other) > 0);
+  if (!others.length) return null;
+  const found = h("div", {});
+  const kind = (k) => h("span", { class: "kind" }, [0, 1, 2].map((next) => face(k, true, next)), h("a", { href: link.concept(k), "aria-label": conceptName(k) }, kindName(k)));
+  const show = (other) => {
+    const parts = contrast(n, other);
+    found.replaceChildren(parts.length ? h("ul", { class: "rows contrast", "aria-label": `Parts that differ from ${data.classes[other]}` }, parts.map(([p, mine, theirs, difference]) =>
+      h("li", {}, h("b", {}, partName(p)), kind(mine), kind(theirs), h("span", { class: "figure" }, percent(difference, 0)))))
+      : h("p", { class: "quiet" }, "All parts are mostly of the same kinds in both classes."));
+  };
+  const select = h("select", { id: "other", onchange: () => show(Number(select.value)) }, others.map((other) => h("option", { value: String(other) }, data.classes[other])));
+  show(others[0]);
+  return h("section", { class: "card", "aria-labelledby": "contrast" },
+    h("h2", { id: "contrast" }, "What tells it from another class"),
+    h("p", { class: "pick" }, h("label", { for: "other" }, "Compared with "), select),
+    found,
+    note("The parts that are mostly of one kind here (left) and of another there (right). The percentage is how much of the part's kinds differs: 100 % means that the classes share no kind of it."));
 }

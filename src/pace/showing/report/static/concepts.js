@@ -17,18 +17,33 @@ const conceptsView = {
   },
 };
 
+/** The parts that hold patches of these images, largest first. */
+const usedParts = Array.from({ length: PARTS }, (_, p) => p).filter((p) => kindsOf[p].some((k) => data.concepts[k].used))
+  .sort((a, b) => data.parts[b].share - data.parts[a].share);
+
 function gallery() {
   return h("div", { class: "page" },
-    h("header", { class: "lead" },
+    PARTS ? h("header", { class: "lead" },
+      h("h1", {}, plural(usedParts.length, "part"), " of ", plural(usedConcepts.length, "kind"), " in ", plural(IMAGES, "image")),
+      note("An image is made of parts, and in an image every part has one kind; a concept is a kind of a part. Each card shows a kind's most typical patches, framed within their surroundings, each from a different image. ",
+        "Percentages are shares of all images; patches that get more attention from the transformer count more.")) : h("header", { class: "lead" },
       h("h1", {}, plural(usedConcepts.length, "concept"), " in ", plural(IMAGES, "image")),
       note("A concept is a kind of patch that the transformer treats alike. Each card shows a concept's most typical patches, framed within their surroundings, each from a different image. ",
         "The percentage is the concept's share of all images; patches that get more attention from the transformer count more.")),
-    h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, usedConcepts.map((k) => conceptCard(k, "h2"))),
+    PARTS ? usedParts.map(partGallery) : h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, usedConcepts.map((k) => conceptCard(k, "h2"))),
     unusedConcepts.length > 0 && h("details", { class: "fold" },
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
       note("Each of these holds less than one patch of these images. The patches below are just the nearest ones."),
       h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))),
     emptyCount > 0 && note(`${stayedEmpty}: they got no patches when the model was fitted.`, data.selection && [" ", h("a", { href: "#/number" }, "How the number was found"), "."]));
+}
+
+function partGallery(p) {
+  const { share, kinds } = data.parts[p];
+  const used = kinds.filter((k) => data.concepts[k].used);
+  return h("section", { class: "part", "aria-labelledby": `part-${p}` },
+    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(share)} · ${plural(used.length, "kind")}`)),
+    h("ul", { class: "cards", "aria-label": `Kinds of part ${data.parts[p].letter}, most used first` }, used.map((k) => conceptCard(k, "h3", capital(kindName(k))))));
 }
 
 function emptyConcept(k) {
@@ -38,7 +53,8 @@ function emptyConcept(k) {
 }
 
 function oneConcept(k) {
-  const { share, near, neighbours, used } = data.concepts[k];
+  const { share, near, neighbours, used, part } = data.concepts[k];
+  const siblings = part === null ? [] : data.parts[part].kinds.filter((other) => other !== k && data.concepts[other].used);
   const position = data.order.indexOf(k);
   const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
   const images = imagesWith(k);
@@ -65,6 +81,10 @@ function oneConcept(k) {
       note("The bright patches belong to the concept; the percentage is its share of the image (θ)."),
       h("div", { class: "samples wide" }, images.slice(0, MOST).map((m) => imageCard(m, k))),
       images.length > MOST && h("a", { class: "button", href: link.image(images[0], { overlay: k, concept: k }) }, `See all ${plural(images.length, "image")}`)),
+    siblings.length > 0 && h("section", { "aria-labelledby": "siblings" },
+      h("h2", { id: "siblings" }, `Other kinds of part ${data.parts[part].letter}`),
+      note("What the same part looks like in other images."),
+      h("ul", { class: "cards" }, siblings.map((other) => conceptCard(other)))),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
       h("h2", { id: "neighbours" }, "Neighbours"),
       note("The concepts in use with the nearest means. Two that look the same may be one concept split in two."),

@@ -17,7 +17,11 @@ const TOKENS = PATCHES + data.prefix;
 const IMAGES = data.names.length;
 const CONCEPTS = data.concepts.length;
 const CLASSES = data.classes.length;
+const PARTS = data.parts?.length ?? 0; // 0 where concepts are not kinds of parts
 const LEVEL = `${Math.round(100 * data.level)} %`;
+
+/** All kinds of each part, shown or not. */
+const kindsOf = Array.from({ length: PARTS }, (_, p) => Array.from({ length: CONCEPTS }, (_, k) => k).filter((k) => data.concepts[k].part === p));
 
 const evidenceSteps = unpack(data.evidence);
 
@@ -32,10 +36,19 @@ class View {
     this.predictions = packed.predictions;
     this.kept = packed.kept;
     for (const field of ["theta", "low", "high", "concept", "phi", "weight"]) this[`_${field}`] = unpack(packed[field]);
+    if (PARTS) for (const field of ["partLow", "partHigh"]) this[`_${field}`] = unpack(packed[field]);
   }
   theta(m, k) { return this._theta[m * CONCEPTS + k] / 65535; }
   low(m, k) { return this._low[m * CONCEPTS + k] / 65535; }
   high(m, k) { return this._high[m * CONCEPTS + k] / 65535; }
+  part(m, p) { return kindsOf[p].reduce((sum, k) => sum + this.theta(m, k), 0); }
+  partLow(m, p) { return this._partLow[m * PARTS + p] / 65535; }
+  partHigh(m, p) { return this._partHigh[m * PARTS + p] / 65535; }
+  /** The kind that a part has in an image, and how likely it is that one. */
+  kind(m, p) {
+    const k = kindsOf[p].reduce((best, other) => (this.theta(m, other) > this.theta(m, best) ? other : best));
+    return [k, this.theta(m, k) / (this.part(m, p) || 1)];
+  }
   /** The strongest concepts of a token, as [concept, share]; tokens count the prefix (CLS) first. */
   mixture(m, token) {
     const start = (m * TOKENS + token) * this.kept;
@@ -56,6 +69,11 @@ class View {
       if (this._concept[start + i] === k) values[Math.floor(i / this.kept)] = this._phi[start + i] / 255;
     }
     return values;
+  }
+  /** φ of a part over the patches of an image: the sum over its kinds. */
+  partMap(m, p) {
+    const maps = data.parts[p].kinds.map((k) => this.map(m, k));
+    return Float32Array.from({ length: PATCHES }, (_, patch) => maps.reduce((sum, map) => sum + map[patch], 0));
   }
   /** Concepts of an image, the largest share first. */
   ranked(m) {

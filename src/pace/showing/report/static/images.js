@@ -1,6 +1,7 @@
 // Images: choose one, see its patches, its mixture and its prediction.
 
-const TOP = 8; // concepts shown before "show all"
+const TOP = 8; // concepts or parts shown before "show all"
+const SURE = 0.95; // a part whose kind is less likely says so
 
 const imagesView = {
   title: "Images",
@@ -28,7 +29,7 @@ const imagesView = {
       image: whole(item, IMAGES) ?? this.state.image,
       patch: whole(query.get("patch"), PATCHES),
       on: query.get("on") === "perturbed" && hasPerturbedPictures ? "perturbed" : "original",
-      overlay: overlay === "all" || (overlay === "kept" && this.canFollow) ? overlay : whole(overlay, CONCEPTS),
+      overlay: overlay === "all" || (overlay === "kept" && this.canFollow) || partOfOverlay(overlay) !== null ? overlay : whole(overlay, CONCEPTS),
       class: whole(query.get("class"), CLASSES),
       concept: whole(query.get("concept"), CONCEPTS),
       q: query.get("q") ?? "",
@@ -195,7 +196,7 @@ const imagesView = {
     const focused = this.overlays.contains(document.activeElement) ? [...this.overlays.children].indexOf(document.activeElement) : -1;
     this.overlays.replaceChildren(option(null, "Picture"), option("all", "All concepts"),
       ...(this.canFollow ? [option("kept", "Kept concepts")] : []),
-      ...(typeof overlay === "number" ? [option(overlay, conceptName(overlay))] : []));
+      ...(overlay === null || overlay === "all" || overlay === "kept" ? [] : [option(overlay, overlayName(overlay))]));
     if (focused >= 0) this.overlays.children[Math.min(focused, this.overlays.children.length - 1)].focus();
     this.colours = coloursFor(overlay === "all" ? colouredIn(this.state.image) : []);
     this.pickers.forEach((picker) => picker.overlay(overlay, this.colours));
@@ -205,12 +206,13 @@ const imagesView = {
     this.showDetail();
   },
 
-  toggle(k) {
-    const overlay = this.state.overlay === k ? null : k;
+  /** Highlight a concept or a part ("part-2"), or no longer. */
+  toggle(what) {
+    const overlay = this.state.overlay === what ? null : what;
     this.set({ overlay });
     this.showOverlay();
-    this.detail.querySelector(`[data-toggle="${k}"]`)?.focus();
-    say(overlay === null ? "Overlay off" : `${conceptName(k)} is highlighted in the image`);
+    this.detail.querySelector(`[data-toggle="${what}"]`)?.focus();
+    say(overlay === null ? "Overlay off" : `${overlayName(what)} is highlighted in the image`);
   },
 
   // -- patches ---------------------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ const imagesView = {
 
   showDetail() {
     const m = this.state.image;
-    this.detail.replaceChildren(...[this.mixture(m), this.prediction(m)].filter(Boolean));
+    this.detail.replaceChildren(...[PARTS ? this.partMixture(m) : this.mixture(m), this.prediction(m)].filter(Boolean));
   },
 
   mixture(m) {
@@ -302,6 +304,37 @@ const imagesView = {
       perturbed && movedNote(m));
   },
 
+  partMixture(m) {
+    const larger = (p) => Math.max(original.part(m, p), perturbed ? perturbed.part(m, p) : 0);
+    const used = Array.from({ length: PARTS }, (_, p) => p).filter((p) => larger(p) >= HELD).sort((a, b) => original.part(m, b) - original.part(m, a));
+    const rows = this.showAll ? used : used.slice(0, TOP);
+    const reach = Math.max(...rows.map((p) => Math.max(original.partHigh(m, p), perturbed ? perturbed.partHigh(m, p) : 0)));
+    return h("section", { class: "card", "aria-labelledby": "mixture" },
+      h("h2", { id: "mixture" }, "What this image is made of"),
+      note(`Its parts, largest first, each with its kind and patches typical of that kind. The share (θ) counts patches by attention; the thin line is its ${LEVEL} credible interval`,
+        perturbed ? "; the striped bar is the perturbed image" : "",
+        ". Point at a part to see where it is, or click its picture to keep it highlighted."),
+      h("ul", { class: "rows theta" }, rows.map((p) => this.partRow(m, p, reach))),
+      used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
+      data.prefix > 0 && prefixNote(m),
+      perturbed && movedNote(m));
+  },
+
+  partRow(m, p, reach) {
+    const what = `part-${p}`;
+    const [k, certainty] = original.kind(m, p);
+    const moved = perturbed && perturbed.part(m, p) >= HELD && perturbed.kind(m, p)[0] !== k ? `, ${kindName(perturbed.kind(m, p)[0])}` : "";
+    const light = (overlay) => (event) => event.pointerType === "mouse" && this.pickers.forEach((picker) => picker.overlay(overlay(), this.colours));
+    return h("li", { onpointerenter: light(() => what), onpointerleave: light(() => this.state.overlay) },
+      h("button", { type: "button", class: "toggle", "data-toggle": what, "aria-pressed": String(this.state.overlay === what), "aria-label": `Highlight ${overlayName(what)} in the image`, onclick: () => this.toggle(what) }, face(k, true)),
+      h("span", { class: "who" }, this.colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: this.colours.get(k) } }),
+        h("a", { href: link.concept(k) }, conceptName(k)), certainty < SURE && h("span", { class: "quiet" }, `(${percent(certainty, 0)} sure)`)),
+      h("small", {}, partInterval(original, m, p), perturbed && ` · perturbed ${percent(perturbed.part(m, p), 0)}${moved}`),
+      h("span", { class: "figure" }, percent(original.part(m, p), 0)),
+      h("span", { class: "bars", "aria-hidden": "true" }, partBar(original, m, p, reach), perturbed && partBar(perturbed, m, p, reach)),
+      strip(k));
+  },
+
   prediction(m) {
     if (CLASSES === 0) return null;
     const said = original.predictions?.[m] ?? null;
@@ -328,17 +361,21 @@ const imagesView = {
   },
 };
 
-function intervalBar(view, m, k, reach) {
+const overlayName = (overlay) => (typeof overlay === "number" ? conceptName(overlay) : partName(partOfOverlay(overlay)));
+
+function barWithInterval(name, share, low, high, reach) {
   const at = (value) => `${(100 * value) / reach}%`;
-  const low = view.low(m, k), high = view.high(m, k);
-  return h("span", { class: `bar ${view.name}` },
-    h("span", { style: { width: at(view.theta(m, k)) } }),
+  return h("span", { class: `bar ${name}` },
+    h("span", { style: { width: at(share) } }),
     h("i", { style: { left: at(low), width: at(high - low) } }));
 }
 
-function interval(view, m, k) {
-  return `${(100 * view.low(m, k)).toFixed(0)} to ${percent(view.high(m, k), 0)}`;
-}
+const intervalBar = (view, m, k, reach) => barWithInterval(view.name, view.theta(m, k), view.low(m, k), view.high(m, k), reach);
+const partBar = (view, m, p, reach) => barWithInterval(view.name, view.part(m, p), view.partLow(m, p), view.partHigh(m, p), reach);
+
+const range = (low, high) => `${(100 * low).toFixed(0)} to ${percent(high, 0)}`;
+const interval = (view, m, k) => range(view.low(m, k), view.high(m, k));
+const partInterval = (view, m, p) => range(view.partLow(m, p), view.partHigh(m, p));
 
 function prefixNote(m) {
   const mixture = original.mixture(m, 0);
@@ -378,11 +415,13 @@ function contributions(m, n) {
 /** A concept's typical patches; built once, since moving over patches asks for the same few again and again. */
 const strips = new Map();
 function galleryStrip(k) {
-  if (!strips.has(k)) {
-    strips.set(k, h("div", { class: "strip" }, data.concepts[k].near.slice(0, 6).map(([m, patch]) =>
-      h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch, SPAN, true)))));
-  }
+  if (!strips.has(k)) strips.set(k, strip(k));
   return strips.get(k);
+}
+
+function strip(k) {
+  return h("div", { class: "strip" }, data.concepts[k].near.slice(0, 6).map(([m, patch]) =>
+    h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch, SPAN, true))));
 }
 
 function describeImage(m) {

@@ -57,6 +57,7 @@ document.styleSheets[0].insertRule(`.thumbnail {
   background-image: url("data:${data.picture.type};base64,${data.sheet.base64}");
   background-size: ${100 * data.sheet.columns}% ${100 * data.sheet.rows}%;
 }`);
+document.body.classList.toggle("kinds", PARTS > 0);
 document.getElementById("theme").addEventListener("click", switchTheme);
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();

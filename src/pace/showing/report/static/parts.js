@@ -1,6 +1,11 @@
 // What several views share: pictures, crops, bars, chips.
 
-const conceptName = (k) => `Concept ${k}`;
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+/** "Concept 12", or "Part A · kind 3". */
+const conceptName = (k) => capital(data.concepts[k].name);
+const partName = (p) => `Part ${data.parts[p].letter}`;
+/** Its kind alone, below or beside the name of its part. */
+const kindName = (k) => data.concepts[k].name.split(" · ")[1];
 const place = (patch) => `row ${Math.floor(patch / COLUMNS) + 1}, column ${(patch % COLUMNS) + 1}`;
 
 const link = {
@@ -61,9 +66,9 @@ function crop(m, patch, span = SPAN, eager = false) {
     } }));
 }
 
-/** The patch nearest to a concept's mean, as the concept's face. */
-function face(k, eager = false) {
-  const [nearest] = data.concepts[k].near;
+/** The patch nearest to a concept's mean, as the concept's face; or the next one. */
+function face(k, eager = false, next = 0) {
+  const nearest = data.concepts[k].near[next];
   return h("span", { class: "face", "aria-hidden": "true" }, nearest && crop(...nearest, 3, eager));
 }
 
@@ -154,11 +159,11 @@ function tiles(near) {
   return onSight(box, () => box.append(...near.map(([m, patch]) => crop(m, patch))));
 }
 
-function conceptCard(k, level = "h3") {
+function conceptCard(k, level = "h3", name = conceptName(k)) {
   const { share, near } = data.concepts[k];
   const classes = classesOf(k).filter(([, value]) => value > 0).slice(0, 3);
   return h("li", { class: "card concept" },
-    h(level, {}, h("a", { class: "cover", href: link.concept(k) }, conceptName(k)), h("span", { class: "figure" }, percent(share))),
+    h(level, {}, h("a", { class: "cover", href: link.concept(k), "aria-label": name === conceptName(k) ? null : conceptName(k) }, name), h("span", { class: "figure" }, percent(share))),
     h("span", { class: "meter", "aria-hidden": "true" }, h("span", { style: { width: `${Math.max(0.5, (100 * share) / largestShare)}%` } })),
     tiles(near.slice(0, 6)),
     classes.length > 0 && h("p", { class: "speaks" }, h("span", { class: "quiet" }, "speaks for "), classes.map(([n]) => data.classes[n]).join(", ")));

@@ -50,7 +50,7 @@ function regions(canvas, labels, view, m, colours) {
     taken.push(centre);
     labels.append(h("span", { style: {
       left: `${(100 * ((centre % COLUMNS) + 0.5)) / COLUMNS}%`, top: `${(100 * (Math.floor(centre / COLUMNS) + 0.5)) / ROWS}%`,
-    } }, String(k)));
+    } }, data.concepts[k].short));
   });
   return isPartlyGrey;
 }
@@ -79,6 +79,12 @@ function follow(canvas, view, m) {
   });
   pen.lineWidth = 1.5;
   pen.stroke();
+}
+
+/** The part that an overlay called "part-2" shows; null if it is no part's. */
+function partOfOverlay(overlay) {
+  const [, p] = /^part-(\d+)$/.exec(overlay) ?? [];
+  return p !== undefined && Number(p) < PARTS ? Number(p) : null;
 }
 
 class Picker {
@@ -121,7 +127,7 @@ class Picker {
     set("height", 100 / ROWS);
   }
 
-  /** Lay a concept over the image, "all" for a map of the concepts that have `colours`, "kept" for what followed, or nothing. */
+  /** Lay a concept or a part ("part-2") over the image, "all" for a map of the concepts that have `colours`, "kept" for what followed, or nothing. */
   overlay(what, colours) {
     this.canvas.hidden = what === null;
     this.image.classList.toggle("grey", what === "all" || what === "kept"); // so that its own colours do not mix with the overlay
@@ -130,7 +136,7 @@ class Picker {
     if (what === null) return;
     if (what === "all") this.isPartlyGrey = regions(this.canvas, this.labels, this.view, this.m, colours);
     else if (what === "kept") follow(this.canvas, this.view, this.m);
-    else spotlight(this.canvas, this.view.map(this.m, what));
+    else spotlight(this.canvas, typeof what === "number" ? this.view.map(this.m, what) : this.view.partMap(this.m, partOfOverlay(what)));
   }
 
   at(event) {

@@ -11,7 +11,7 @@ const TERMS = [
 const TELLING = {
   best: ["Best followed", ({ share }) => `${percent(share, 0)} of the places kept their concept`],
   worst: ["Worst followed", ({ share }) => `${percent(share, 0)} of the places kept their concept`],
-  covered: ["Most covered by one concept", ({ share, concept }) => `${percent(share, 0)} of the picture is concept ${concept}`],
+  covered: ["Most covered by one concept", ({ share, concept }) => `${percent(share, 0)} of the picture is ${data.concepts[concept].name}`],
 };
 
 const trustView = {

@@ -1,0 +1,56 @@
+"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number.
+
+In a module of its own since the notebook, which knows no report, uses the same names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Name(NamedTuple):
+    """Of a concept: 'part A · kind 3', short 'A3'; or 'concept 12', short '12'."""
+
+    long: str
+    short: str
+    part: str | None = None  # its part's letter
+    kind: int | None = None  # its number within the part, from 1
+
+    @property
+    def label(self) -> str:
+        """For tables: 'A · kind 3', or '12'."""
+        return self.short if self.part is None else kind_label(self.part, self.kind)
+
+
+def concept_names(part_of: Array | None, use: Array) -> list[Name]:
+    """A name for each of the K concepts: parts are lettered by use, kinds numbered by use within their part.
+
+    `use` (K,) is how many of the patches it was learned from each concept holds, `PACE.concept_weights_`: a name must not
+    depend on the images that are shown. Where it is the same, the order is that of the numbers.
+    """
+    if part_of is None:
+        return [Name(f"concept {k}", f"{k}") for k in range(len(use))]
+    held = np.nan_to_num(np.asarray(use, np.float64))
+    by_part = np.bincount(part_of, held)
+    letters = {int(part): _letter(rank) for rank, part in enumerate(np.argsort(-by_part, kind="stable"))}
+    names: dict[int, Name] = {}
+    for part, letter in letters.items():
+        kinds = np.flatnonzero(part_of == part)
+        for number, k in enumerate(kinds[np.argsort(-held[kinds], kind="stable")], start=1):
+            names[int(k)] = Name(f"part {kind_label(letter, number)}", f"{letter}{number}", letter, number)
+    return [names[k] for k in range(len(use))]
+
+
+def kind_label(part: str, kind: int | None) -> str:
+    return f"{part} · kind {kind}"
+
+
+def _letter(rank: int) -> str:
+    """A to Z, then AA, AB and so on."""
+    before, last = divmod(rank, 26)
+    return (_letter(before - 1) if before else "") + chr(ord("A") + last)

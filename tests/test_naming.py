@@ -1,0 +1,27 @@
+import numpy as np
+
+from pace.naming import concept_names
+
+
+def test_parts_are_lettered_and_kinds_numbered_by_use():
+    names = concept_names(np.array([0, 1, 0, 1, 2]), np.array([1.0, 2.0, 5.0, 8.0, np.nan]))
+    assert [name.short for name in names] == ["B2", "A2", "B1", "A1", "C1"]
+    assert names[2].long == "part B · kind 1"
+    assert (names[2].part, names[2].kind) == ("B", 1)
+
+
+def test_equal_use_keeps_the_order_of_the_numbers():
+    assert [name.short for name in concept_names(np.array([1, 0, 1]), np.array([2.0, 4.0, 2.0]))] == ["B1", "A1", "B2"]
+
+
+def test_after_z_come_two_letters():
+    letters = [name.part for name in concept_names(np.arange(703), np.ones(703))]
+    assert letters[25:28] == ["Z", "AA", "AB"]
+    assert letters[701:] == ["ZZ", "AAA"]
+
+
+def test_concepts_that_are_no_kinds_have_their_number():
+    names = concept_names(None, np.ones(13))
+    assert names[12].long == "concept 12"
+    assert names[12].short == "12"
+    assert names[12].part is None
