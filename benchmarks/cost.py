@@ -139,8 +139,8 @@ class Problem:
 
 def time_pace(problem: Problem) -> None:
     row, settings = problem.row, problem.settings
-    memory = Memory(2, row.images, row.concepts, problem.grid.tokens, settings)
     concepts = problem.start
+    memory = Memory(2, row.images, problem.grid.tokens, concepts, settings)
 
     def one_pass() -> None:
         nonlocal concepts

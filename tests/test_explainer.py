@@ -183,7 +183,7 @@ def test_explanations_of_odd_data_are_distributions(family, updates):
 
 WRONG = {
     "n_concepts": [0, True, "many", 2.5, None],
-    "parts": [0, 2.5, "many", 4],
+    "parts": [0, 2.5, "many"],
     "max_concepts": [0, "auto"],
     "covariance": ["round", None],
     "updates": ["best", 1],

@@ -45,8 +45,9 @@ def whole():
 @pytest.mark.parametrize("kind", KINDS)
 def test_stopped_after_every_checkpoint_it_ends_as_if_nothing_had_happened(kind, tmp_path, monkeypatch):
     folder = tmp_path / "fit"
-    reached = [(step, 0) for step in range(5 if kind == "online" else 3)]  # minibatches or epochs, steps of refining
-    reached += {"refining": [(2, 3)], "nothing to refine": [(2, 0)]}.get(kind, [])
+    reached = [(step, 0) for step in range(5 if "online" in kind else 3)]  # minibatches or epochs, steps of refining
+    reached += {"refining": [(2, 3)], "parts and kinds": [(2, 3)], "nothing to refine": [(2, 0)]}.get(kind, [])
+    reached += [(4, 0)] * (kind == "parts and kinds online")  # refined by no steps
     with monkeypatch.context() as patch:
         crash_after_writing(patch)
         for done in [*reached, reached[-1]]:  # once more for the end
@@ -54,7 +55,7 @@ def test_stopped_after_every_checkpoint_it_ends_as_if_nothing_had_happened(kind,
                 fit(kind, checkpoint=folder, keep=True)
             assert how_far(folder) == done
             assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}  # no code
-            if kind == "online":  # keeps nothing of an image
+            if "online" in kind:  # keeps nothing of an image
                 assert [load_file(file) for file in folder.glob("own-*")] == [{}]
 
     def work(*_):

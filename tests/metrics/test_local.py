@@ -12,7 +12,7 @@ from pace.metrics import (
     warp_gain_over_attention,
     within_image_information,
 )
-from pace.observations import matching_patches
+from pace.places import matching_patches
 
 GRID = (4, 4)
 RNG = np.random.default_rng(0)

@@ -139,12 +139,16 @@ def _refinement(model: PACE, observations: Observations, perturbed: Observations
     return Refinement(steps)
 
 
-def parts_of(model: PACE, n_concepts: int) -> int | None:
+def parts_of(model: PACE, n_concepts: int, n_images: int) -> int | None:
     """How many parts to look for; None for concepts that are no kinds of parts."""
     if isinstance(model.parts, str):
-        possible = model.updates == "exact" and not np.ndim(model.alpha) and n_concepts >= _FEWEST_NESTED
-        return round(n_concepts**0.5) if possible else None
-    return None if model.parts is None or model.parts >= n_concepts else int(model.parts)
+        possible = model.updates == "exact" and not np.ndim(model.alpha)
+        return round(n_concepts**0.5) if possible and _FEWEST_NESTED <= n_concepts <= n_images else None
+    if model.parts is None or model.parts >= n_concepts:
+        return None
+    if n_concepts > n_images:
+        raise ValueError(f"parts: {n_concepts} kinds of parts need as many images; found {n_images}; use parts=None")
+    return int(model.parts)
 
 
 def plain_parameters(model: PACE) -> dict[str, Any]:

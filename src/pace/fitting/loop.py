@@ -49,7 +49,7 @@ class Plan:
     seed: int
     refinement: Refinement | None  # of flat concepts
     refine_anyway: bool  # even where the prediction follows from the concepts already
-    kind_steps: int  # of refining, where concepts are kinds of parts
+    kind_steps: int = 0  # of refining, where concepts are kinds of parts
 
     def steps_per_epoch(self, n_images: int) -> int:
         return 1 if self.minibatch is None else -(-n_images // self.minibatch)

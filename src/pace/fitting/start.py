@@ -53,9 +53,10 @@ def find_start(
         n_concepts = int(model.n_concepts)
         pruned = prunes(model, observations, whole)
         selection = _supported(model, n_concepts, observations, settings, say) if pruned else None
-    if whole_parts := _nested(model, n_concepts, selection, observations, views_of_places, settings, say):
-        return whole_parts
     sample = draw_sample(observations, n_concepts, settings, rng)
+    nested = _nested(model, n_concepts, selection, observations, views_of_places, settings, say)
+    if nested is not None:
+        return nested
     if selection is not None:
         clusters = [(selection.means.to(settings.device) - sample.offset, 0.0)]
     else:
@@ -90,7 +91,7 @@ def _nested(
     say: Say,
 ) -> Course | None:
     """A start with parts and kinds, unless concepts are no kinds: asked for so, too few, or as many as the patches ask for."""
-    n_parts = parts_of(model, n_concepts)
+    n_parts = parts_of(model, n_concepts, len(observations))
     pruned = selection is not None and selection.n_concepts < n_concepts
     if n_parts is None or (pruned and model.parts == "auto"):
         return None

@@ -70,7 +70,7 @@ def evaluate(
 
         used = max(1, len(model.means_) - len(model.empty_concepts_))
         random = random_mixtures(train, test, used, seed=seed, device=model.device)
-        if model.label_head_.shape[1]:
+        if model.label_head_.shape[1] and model.part_of_ is None:  # kinds are told without ŷ
             given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
     found, attention = model.explain(test), test.attention[:]
     if hiding is not None and test.n_classes:

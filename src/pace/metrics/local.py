@@ -15,7 +15,7 @@ import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import as_array, concept_counts, patches_of, theta_of
-from pace.observations import matching_patches
+from pace.places import matching_patches
 
 _NUMBERS = 1 << 22  # of the embeddings, in memory at once
 _PRIOR = 1.0  # patches without any effect that every concept starts with, so that rare concepts predict little

@@ -51,7 +51,8 @@ class Memory:
         counts, phi_bar = uniform_start(*shape)
         if concepts.nest is not None:
             phi_bar = counts.new_zeros(len(counts), len(concepts))
-        self.state = torch.cat([counts, phi_bar], 1).to(settings.dtype).view(views, n_images, -1)
+        state = torch.cat([counts, phi_bar], 1).to(settings.dtype)
+        self.state = state.view(views, n_images, state.shape[1])
 
     def recall(self, images: Images) -> tuple[Tensor, Tensor] | None:
         known = self.state[:, images].flatten(0, 1).double()

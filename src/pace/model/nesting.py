@@ -127,6 +127,10 @@ class Evidence:
     kinds: Tensor  # ρ log N(v | μ_k, Σ_v) (B, J, K)
     weights: Weights
 
+    def of_images(self, images: Tensor) -> Evidence:
+        """Those of some of the images, without their features."""
+        return replace(self, parts=self.parts[images], kinds=self.kinds[images], weights=self.weights.of_images(images))
+
 
 def evidence(embeddings: Tensor, attention: Tensor, nest: Nest, kinds: Gaussians, offset: Tensor) -> Evidence:
     weights = Weights.of(attention, "exact")
@@ -153,12 +157,12 @@ def infer_nested(
     The posterior's `phi`, `counts`, `gamma` are of parts, its `bound` is that of both levels.
     """
     images, tokens, n_parts = given.parts.shape
-    log_shares = nest.kind_shares.log().to(given.kinds.dtype)
+    log_shares, member = nest.kind_shares.log().to(given.kinds.dtype), nest.member.to(given.kinds.dtype)
     if start is None:  # at first every patch may be of its own kind
         counts = given.parts.new_full((images, n_parts), tokens / n_parts, dtype=torch.float64)
         largest = given.kinds.amax(2, keepdim=True)
         mixed = nest.of_parts((given.kinds - largest + log_shares).exp()).clamp_min(torch.finfo(given.kinds.dtype).tiny)
-        found = infer(
+        first = infer(
             given.parts + mixed.log() + largest,
             given.weights,
             alpha,
@@ -166,23 +170,31 @@ def infer_nested(
             max_sweeps=_SWEEPS,
             tol=tol,
         )
-        counts, psi = found.counts, _kinds_of(found, given, nest, log_shares)[1]
+        counts, psi = first.counts, _kinds_of(first, given, nest, log_shares)[1]
     else:
         counts, psi = start
-    for _ in range(rounds):
-        said = torch.baddbmm(
-            given.parts,
-            given.kinds * psi[:, None].to(given.kinds.dtype),
-            nest.member.to(given.kinds.dtype).expand(images, -1, -1),
+    rest = torch.arange(images, device=counts.device)
+    found: Posterior | None = None
+    for _ in range(rounds):  # each image until its kinds have settled, whichever others are beside it
+        some = given if len(rest) == images else given.of_images(rest)
+        begin, before = (counts[rest], counts[rest] / tokens), psi[rest]
+        said = torch.addmm(
+            some.parts.flatten(0, 1), (some.kinds * before[:, None].to(some.kinds.dtype)).flatten(0, 1), member
         )
-        found = infer(said, given.weights, alpha, (counts, counts / tokens), max_sweeps=_SWEEPS, tol=tol)
-        pulled, fresh = _kinds_of(found, given, nest, log_shares)
-        moved = float((fresh - psi).abs().max()) if images else 0.0
+        late = infer(said.view_as(some.parts), some.weights, alpha, begin, max_sweeps=_SWEEPS, tol=tol)
+        pulled, fresh = _kinds_of(late, some, nest, log_shares)
         entropy = torch.special.entr(fresh) + fresh * nest.kind_shares.log()
-        found.bound = found.bound + ((fresh - psi) * pulled + entropy).sum(1)
-        counts, psi = found.counts, fresh
-        if moved < _SETTLED and not bool(found.moving.any()):
+        late.bound = late.bound + ((fresh - before) * pulled + entropy).sum(1)
+        if found is None:
+            found, counts, psi = late, late.counts, fresh
+        else:
+            for name in ("counts", "phi_bar", "gamma", "moving", "bound", "phi"):
+                getattr(found, name)[rest] = getattr(late, name)
+            counts, psi = found.counts, psi.index_copy(0, rest, fresh)
+        rest = rest[late.moving | ((fresh - before).abs().amax(1) > _SETTLED)]
+        if len(rest) == 0:
             break
+    assert found is not None
     return found, psi
 
 

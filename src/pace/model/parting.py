@@ -21,7 +21,8 @@ from pace.model.nesting import Nest
 from pace.model.objective import expected_log_theta
 from pace.model.seeding import PATCHES_PER_CONCEPT, Sample, cluster, within_covariance
 from pace.model.settings import Settings
-from pace.observations import Observations, matching_patches
+from pace.observations import Observations
+from pace.places import matching_patches
 
 _IMAGES = 600  # on which all of this is done
 _TELL_PARTS, _TELL_KINDS = 32, 64  # directions

@@ -167,7 +167,7 @@ def test_few_concepts_have_one_colour_each_in_every_image_like_that_of_their_pat
 
 
 def test_of_many_concepts_those_with_most_patches_here_are_coloured_and_grey_is_explained(case, tmp_path, open_page):
-    model = fit(case.observations, n_concepts=14, max_iter=1)
+    model = fit(case.observations, n_concepts=14, max_iter=1, parts=None)
     explanation = model.explain(case.observations)
     explanation.phi[:] = np.random.default_rng(0).dirichlet(np.full(14, 0.02), explanation.phi.shape[:2])
     path = tmp_path / "r.html"

@@ -15,7 +15,8 @@ from pace.explanation import Array, Explanation
 from pace.images import ImageSet
 from pace.metrics.inputs import concept_counts
 from pace.naming import concept_names
-from pace.observations import Observations, matching_patches
+from pace.observations import Observations
+from pace.places import matching_patches
 from pace.showing import summary
 from pace.showing.patches import Images, grid_of, mean_color
 from pace.showing.report.pictures import MIME, contact_sheet
