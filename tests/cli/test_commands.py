@@ -380,12 +380,12 @@ def test_demo_ends_with_the_address_of_its_page(elsewhere: Path, monkeypatch: py
     from pace.metrics import Score, Scores
 
     def run(folder: Path, *, seed: int, n_per_class: int, n_concepts: int) -> demo.DemoResult:
-        assert (seed, n_per_class, n_concepts) == (3, 500, 5)
+        assert (seed, n_per_class, n_concepts) == (3, 60, 30)
         (folder / "report.html").write_text("page")
         scores = Scores(
             [Score("stability", "Stability", 0.5, 0.4, 0.6, "lower", (0, 2), "How far.")], ["Careful."], "Not yet."
         )
-        return demo.DemoResult(folder, folder / "report.html", (folder / "a.png",), PACE(), scores, 0.25, 1.5)
+        return demo.DemoResult(folder, folder / "report.html", (folder / "a.png",), PACE(), scores, 1.5)
 
     monkeypatch.setattr(demo, "run", run)
     outcome = invoke("demo", "--seed", "3", "--out", "shown")

@@ -9,9 +9,11 @@ from pace.metrics import (
     colour_accuracy,
     colour_purity,
     colour_recovery,
+    kind_accuracy,
     part_ari,
     part_consistency,
     part_consistency_by_position,
+    part_recovery,
     reconstruction,
     seeds_alike,
 )
@@ -77,6 +79,31 @@ def test_concepts_that_follow_parts_are_consistent():
     assert part_consistency(phi_of(concepts), hidden) == pytest.approx(1)
     with_cls = np.concatenate([phi_of(np.zeros((20, 1), int)), phi_of(concepts)], 1)
     assert part_consistency(with_cls, parts, 1) == pytest.approx(1)
+
+
+PARTS, KINDS = COLOURS // 2, COLOURS  # three parts, the last of a single kind
+
+
+def test_true_parts_are_recovered_by_the_parts_of_concepts_and_kinds_by_concepts():
+    phi, part_of = phi_of(np.array([7, 2, 9, 0, 4])[KINDS]), np.array([1, 0, 0, 0, 2, 0, 0, 0, 0, 1])
+    assert part_recovery(phi, PARTS, part_of) == pytest.approx(1)
+    assert part_recovery(phi, PARTS) == pytest.approx(normalized_mutual_info_score(PARTS.ravel(), KINDS.ravel()))
+    assert kind_accuracy(phi, PARTS, KINDS) == 1
+    with pytest.raises(ValueError, match=r"true_kinds: expected 30 images of 16 patches"):
+        kind_accuracy(phi, PARTS, KINDS[:, :2])
+
+
+def test_a_part_leads_by_the_sum_of_its_kinds():
+    phi = np.array([[[0.4, 0.3, 0.3], [1, 0, 0]]])
+    assert part_recovery(phi, [[1, 0]], [0, 1, 1]) == pytest.approx(1)
+    assert part_recovery(phi, [[1, 0]]) == 0
+
+
+def test_every_part_of_several_kinds_counts_alike_when_kinds_are_told():
+    """One concept for each part tells of no kind more than which is most frequent."""
+    parts, kinds = np.array([[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2]]), np.array([[0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 4]])
+    assert kind_accuracy(phi_of(parts), parts, kinds) == pytest.approx((6 / 8 + 1 / 2) / 2)
+    assert np.isnan(kind_accuracy(phi_of(parts), parts, parts))
 
 
 def test_a_patch_with_two_parts_counts_for_both():

@@ -15,13 +15,14 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from pace.backbones import color_vit
+from pace.backbones import birds_vit, color_vit
 from pace.backbones.backbone import Backbone, Head
 from pace.backbones.libraries import normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
 
 Layer = int | Literal["auto"]
-COLOR = "color"  # the name of the model that comes with the package
+COLOR = "color"
+_SHIPPED = {COLOR: color_vit.load, "birds": birds_vit.load}  # the models that come with the package
 
 
 def load(
@@ -116,7 +117,7 @@ class ModelChoice:
     """A model and its layer, as a user of the command line or the benchmark names them.
 
     name, architecture, image_size, normalize
-        As `load` takes them (`architecture` is its `model`); "color" is the model that comes with the package.
+        As `load` takes them (`architecture` is its `model`); "color" and "birds" are the models that come with the package.
     layer
         The block to explain; "auto" leaves it to `choose_layer`. None is "auto", or the suitable block of "color".
     attention_layer, count_cls
@@ -134,11 +135,11 @@ class ModelChoice:
 
 def open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module, tuple[str, ...] | None]:
     """The model, and its class names if they are known. Without `pretrained`, a timm name gives random weights."""
-    if choice.name == COLOR:
+    if choice.name in _SHIPPED:
         for option in ("architecture", "image_size", "normalize"):
             if getattr(choice, option) is not None:
-                raise ValueError(f"{option}: the model color has its own; leave it out")
-        shipped = color_vit.load()
+                raise ValueError(f"{option}: the model {choice.name} has its own; leave it out")
+        shipped = _SHIPPED[str(choice.name)]()
         return shipped.model, shipped.class_names
     path = Path(choice.name).expanduser()
     if choice.architecture is None and path.is_file() and path.suffix == ".safetensors":

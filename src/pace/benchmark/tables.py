@@ -31,8 +31,8 @@ _EXPOSING = {
     "the patch level": (
         "within_image_information", "information_over_attention", "warp_agreement", "warp_gain",
         "warp_gain_over_attention", "leading_area", "leading_attention", "concepts_per_image", "cls_weight",
-        "seeds_alike", "reconstruction", "live_concepts", "colour_recovery", "colour_accuracy", "part_consistency",
-        "part_consistency_by_position", "part_ari",
+        "seeds_alike", "reconstruction", "live_concepts", "colour_recovery", "colour_accuracy", "part_recovery",
+        "kind_accuracy", "part_consistency", "part_consistency_by_position", "part_ari",
     ),
     "hiding concepts": (
         "concept_effect", "effect_by_lot", "gain_over_lot", "effect_by_attention", "gain_over_attention", "effect_at_best",

@@ -76,7 +76,9 @@ class Compute:
     device: Annotated[str, _run_option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")] = "auto"
 
 
-_IMAGES = _images_option(metavar="NAME|FOLDER", help="color, flower, cars, cub, or a folder with a folder per class.")
+_IMAGES = _images_option(
+    metavar="NAME|FOLDER", help="color, birds, flower, cars, cub, or a folder with a folder per class."
+)
 _SPLIT = _images_option(help="Such as train or test.", show_default="train; test to evaluate and report")
 DataRoot = Annotated[str | None, _images_option(metavar="FOLDER", help="The folder with flower, cars or cub.")]
 SkipUnreadable = Annotated[bool, _images_option("--skip-unreadable", help="Leave out images that cannot be read.")]
@@ -99,7 +101,8 @@ class RequiredImages(ImageOptions):
 
 
 _MODEL = _model_option(
-    metavar="NAME|PATH", help="A timm or Hugging Face name, a .safetensors file, a run of `pace finetune`, or color."
+    metavar="NAME|PATH",
+    help="A timm or Hugging Face name, a .safetensors file, a run of `pace finetune`, color or birds.",
 )
 Model = Annotated[str, _MODEL]
 MaybeModel = Annotated[str | None, _MODEL]

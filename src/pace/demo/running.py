@@ -1,11 +1,10 @@
-"""PACE from beginning to end on Color images made on the spot and the small vision transformer that is shipped.
+"""PACE from beginning to end on Birds drawn on the spot and the small vision transformer that is shipped.
 
 Needs no data and no network.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ from typing import Any
 
 import torch
 
-from pace.backbones.color_vit import LAYER, SIZE, load_model
+from pace.backbones.birds_vit import LAYER, SIZE, load_model
 from pace.explainer import PACE
-from pace.images import Color, Perturbation, to_float
-from pace.metrics import Score, Scores
+from pace.images import Birds, Perturbation, to_float
+from pace.metrics import Scores
 from pace.progress import announce
 
-N_CONCEPTS = 5  # four colours and black
+N_PER_CLASS, N_CONCEPTS = 60, 30
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class DemoResult:
     figures: tuple[Path, ...]
     model: PACE
     scores: Scores
-    true_colour_stability: float  # of an explanation by the true colours, under the same perturbation
     seconds: float
 
 
@@ -41,11 +39,11 @@ def run(
     folder: str | os.PathLike[str],
     *,
     seed: int = 0,
-    n_per_class: int = 500,
+    n_per_class: int = N_PER_CLASS,
     n_concepts: int = N_CONCEPTS,
     progress: bool | None = None,
 ) -> DemoResult:
-    """Make Color images, run the shipped transformer on them, learn its concepts, score them, and write a report.
+    """Draw birds, run the shipped transformer on them, learn its concepts, score them, and write a report.
 
     Parameters
     ----------
@@ -56,12 +54,10 @@ def run(
     n_per_class
         Images of each class; four fifths are learned from, one fifth is scored and shown.
     n_concepts
-        K. Color has five colours; with many more concepts than that each colour is split into several.
+        K. Birds have eight parts, the background among them, of 23 kinds in all.
     progress
         Show progress bars; by default only on a terminal, for what takes longer than a second.
     """
-    if n_concepts < N_CONCEPTS:
-        raise ValueError(f"n_concepts: expected at least {N_CONCEPTS}, one for each colour; found {n_concepts}")
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
@@ -75,16 +71,15 @@ def run(
 
 def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: bool | None) -> DemoResult:
     began = time.monotonic()
-    announce("making the images and loading the transformer", progress)
+    announce("drawing the birds and loading the transformer", progress)
     from pace.backbones import Backbone
-    from pace.baselines import TrueColors
-    from pace.metrics import evaluate, stability
-    from pace.metrics.ground_truth import seen_colors, true_colors
+    from pace.metrics import evaluate
+    from pace.metrics.ground_truth import known_truth
     from pace.observing.extract import observe_pair
     from pace.showing.report import write_report
 
-    train, test = (Color(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
-    backbone = Backbone(load_model(), layer=LAYER)
+    train, test = (Birds(split, n_per_class=n_per_class, size=SIZE, seed=seed) for split in ("train", "test"))
+    backbone = Backbone(load_model(), layer=LAYER, attention_layer=-1)
     announce(f"running the transformer on {len(train) + len(test)} images, as they are and perturbed", progress)
     # Another seed, so that train and test images of the same number are not perturbed alike.
     learned, learned_perturbed = observe_pair(backbone, train, perturb=Perturbation(seed + 1), progress=progress)
@@ -94,17 +89,8 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     announce(f"learning {n_concepts} concepts", progress)
     model = PACE(n_concepts, seed=seed, progress=progress).fit(learned, perturbed=learned_perturbed)
     announce("scoring them on images they have not seen", progress)
-    known = backbone.preprocessing, backbone.grid(SIZE, SIZE)
-    colours = true_colors(test, *known)
-    scores = evaluate(model, learned, seen, seen_perturbed, colours=colours, seed=seed)
-    both = [(seen, colours), (seen_perturbed, seen_colors(test, *known, perturb))]
-    answer = TrueColors(both, n_concepts).fit(backbone, learned)
-    reference = stability(answer.explain(seen).theta, answer.explain(seen_perturbed).theta)
-    meaning = "What stability would be if the concepts were the true colours, which the perturbation changes too."
-    title = "Stability of the true colours"
-    beside = Score("stability_true_colours", title, reference, None, None, None, (0, math.inf), meaning)
-    # For the report, among all scores.
-    scores = Scores([*scores.values(), beside], scores.warnings, scores.verdict)
+    truth = known_truth(test, backbone.preprocessing, backbone.grid(SIZE, SIZE))
+    scores = evaluate(model, learned, seen, seen_perturbed, **truth, seed=seed)
 
     announce("writing the report and the figures", progress)
     model.save(folder / "model.safetensors")
@@ -117,17 +103,17 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
         perturbed=seen_perturbed,
         perturbed_images=perturb(pixels, range(len(test))),
         scores=scores,
-        title="Color: what a small vision transformer sees",
+        title="Birds: what a small vision transformer sees",
     )
     drawn = _draw_figures(folder / "figures", model, shown)
-    return DemoResult(folder, report, drawn, model, scores, reference, time.monotonic() - began)
+    return DemoResult(folder, report, drawn, model, scores, time.monotonic() - began)
 
 
 def _draw_figures(folder: Path, model: PACE, shown: dict[str, Any]) -> tuple[Path, ...]:
     from pace.showing import figures
 
     drawn = {
-        "three-levels": figures.three_levels(model, **shown, n_concepts=N_CONCEPTS),
+        "three-levels": figures.three_levels(model, **shown),
         "classes": figures.class_concepts(model, **shown),
         "concepts": figures.concept_gallery(model, **shown),
         "bound": figures.bound(model),

@@ -1,5 +1,5 @@
-"""How well the concepts of patches (their largest φ) agree with known names, the colours of Color and the body parts of CUB,
-with those of another fit, and with the patches themselves.
+"""How well the concepts of patches (their largest φ) agree with known names, the colours of Color, the parts and kinds of Birds
+and the body parts of CUB, with those of another fit, and with the patches themselves.
 """
 
 from __future__ import annotations
@@ -49,6 +49,45 @@ def colour_purity(phi: Any, colours: Any, prefix_tokens: int = 0) -> Measure:
     """
     counts = _colours(phi, colours, prefix_tokens)
     return Measure(counts.images, lambda weights: counts.joint(weights).max(2).sum(1))
+
+
+@metric(title="Part recovery", better="higher", range=(0, 1))
+def part_recovery(phi: Any, true_parts: Any, part_of: Any = None, prefix_tokens: int = 0) -> Measure:
+    """Agreement (normalised mutual information) of a patch's leading part with its true part.
+
+    NMI (arithmetic mean) over all patches; `true_parts` (M, rows, columns) or (M, patches) as `Birds.patch_parts` gives them.
+    `part_of` (K,) says of which part every concept is a kind; without it every concept is a part of its own.
+    """
+    shares = patches_of(phi, prefix_tokens)
+    if part_of is not None:
+        shares = shares @ np.eye(as_array(part_of).max() + 1, dtype=shares.dtype)[as_array(part_of)]
+    return _named(shares.argmax(2), true_parts, "true_parts").mutual_information()
+
+
+@metric(title="Kind accuracy", better="higher", range=(0, 1))
+def kind_accuracy(phi: Any, true_parts: Any, true_kinds: Any, prefix_tokens: int = 0) -> Measure:
+    """Share of patches of the right kind when, within a true part, every concept is named after its most frequent kind.
+
+    Every part of two kinds or more counts alike, since the background holds most patches. Which part a patch is of is given:
+    read it beside `part_recovery`. It rises with K.
+    """
+    leading = patches_of(phi, prefix_tokens).argmax(2)
+    part, kind = (
+        _names(leading, truth, name) for name, truth in (("true_parts", true_parts), ("true_kinds", true_kinds))
+    )
+    tables = [
+        Contingency(len(leading), np.nonzero(part == own)[0], leading[part == own], kind[part == own])
+        for own in np.unique(part)
+        if len(np.unique(kind[part == own])) > 1
+    ]
+
+    def values(weights: Array) -> Array:
+        right = np.array([table.joint(weights).max(2).sum(1) for table in tables]).reshape(-1, len(weights))
+        seen = np.isfinite(right)  # a small part may be in none of the images drawn
+        found: Array = np.where(seen, right, 0).sum(0) / np.where(seen.any(0), seen.sum(0), np.nan)
+        return found
+
+    return Measure(len(leading), values)
 
 
 @metric(title="Part consistency", better="higher", range=(0, 1))
@@ -199,12 +238,20 @@ class Contingency:
 
 
 def _colours(phi: Any, colours: Any, prefix_tokens: int) -> Contingency:
-    concepts, truth = patches_of(phi, prefix_tokens), as_array(colours)
-    images, patches, _ = concepts.shape
-    if truth.ndim not in (2, 3) or len(truth) != images or truth[0].size != patches:
-        raise ValueError(f"colours: expected {images} images of {patches} patches as phi has; found {truth.shape}")
-    image = np.repeat(np.arange(images), patches)
-    return Contingency(images, image, concepts.argmax(2).ravel(), truth.ravel())
+    return _named(patches_of(phi, prefix_tokens).argmax(2), colours, "colours")
+
+
+def _named(leading: Array, truth: Any, called: str) -> Contingency:
+    image = np.repeat(np.arange(len(leading)), leading.shape[1])
+    return Contingency(len(leading), image, leading.ravel(), _names(leading, truth, called).ravel())
+
+
+def _names(leading: Array, truth: Any, called: str) -> Array:
+    """The patches' names (M, patches), given so or as (M, rows, columns); `leading` (M, patches) is what leads in them."""
+    (images, patches), names = leading.shape, as_array(truth)
+    if names.ndim not in (2, 3) or len(names) != images or names[0].size != patches:
+        raise ValueError(f"{called}: expected {images} images of {patches} patches as phi has; found {names.shape}")
+    return names.reshape(images, patches)
 
 
 def _parts(phi: Any, parts: Any, prefix_tokens: int) -> Contingency:

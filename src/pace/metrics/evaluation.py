@@ -29,6 +29,7 @@ METRICS = [
 _INPUTS = {
     "yhat_train", "yhat_test", "yhat_perturbed", "embeddings", "attention", "attention_perturbed", "token_weights", "crops",
     "concepts", "offset", "phi_other", "hiding", "importance", "colours", "parts",
+    "true_parts", "true_kinds",
 }  # fmt: skip
 
 
@@ -40,6 +41,8 @@ def evaluate(
     *,
     colours: Any = None,
     parts: Any = None,
+    true_parts: Any = None,
+    true_kinds: Any = None,
     hiding: Hiding | None = None,
     bootstrap: int = 200,
     seed: int = 0,
@@ -59,6 +62,8 @@ def evaluate(
         True colours of the test images' patches, on Color.
     parts : (M, n_parts), optional
         The patch that holds each part, −1 for none, on CUB.
+    true_parts, true_kinds : (M, rows, columns), optional
+        Part and kind of the test images' patches, on Birds.
     hiding
         Some of the test images, whose concepts are removed and added to see what the prediction depends on; see `hide`.
     bootstrap, seed
@@ -93,6 +98,8 @@ def evaluate(
         offset=0.0,
         colours=colours,
         parts=parts,
+        true_parts=true_parts,
+        true_kinds=true_kinds,
         hiding=hiding,
         importance=importance,
         bootstrap=bootstrap,
@@ -132,7 +139,7 @@ def score_explanations(
         φ of the same images by a second fit, with another start.
     hiding, importance : Hiding, (n, K)
         Some of the images to hide patches of, and how much each concept matters for the prediction there; by default their θ.
-    colours, parts
+    colours, parts, true_parts, true_kinds
         As in `evaluate`.
     """
     if unknown := inputs.keys() - _INPUTS:
@@ -152,7 +159,7 @@ def score_explanations(
     if perturbed is not None:
         known |= {"theta_perturbed": perturbed.theta, "phi_perturbed": getattr(perturbed, "phi", None)}
     known |= {"theta": test.theta, "theta_train": train.theta, "theta_test": test.theta, "explanation": test}
-    known |= {name: getattr(test, name, None) for name in ("phi", "grid", "prefix_tokens")}
+    known |= {name: getattr(test, name, None) for name in ("phi", "grid", "prefix_tokens", "part_of")}
     known |= {"yhat": known.get("yhat_test")}
     scores = _every_score({name: value for name, value in known.items() if value is not None}, bootstrap, seed)
     signs = signs_of_collapse(scores)

@@ -16,9 +16,14 @@ _BATCH = 64
 
 
 def known_truth(images: ImageSet, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> dict[str, Array]:
-    """For `evaluate`: the true colours of Color's patches as "colours", the patches of CUB's visible parts as "parts"."""
+    """For `evaluate`: "colours" of Color's patches, "true_parts" and "true_kinds" of Birds', "parts", the patches of CUB's."""
     if isinstance(images, Color):
         return {"colours": true_colors(images, preprocessing, grid)}
+    if isinstance(images, Birds):
+        return {
+            f"true_{name}": true_parts(images, preprocessing, grid, kinds=name == "kinds")
+            for name in ("parts", "kinds")
+        }
     return {"parts": visible_parts(images, preprocessing, grid)} if isinstance(images, CUB) else {}
 
 

@@ -13,23 +13,23 @@ from pace.cli.runs import running
 
 def demo(
     ctx: typer.Context,
-    concepts: Annotated[int, typer.Option("--concepts", "-k", min=5, help="Number of concepts.")] = 5,
-    per_class: Annotated[int, typer.Option(min=10, help="Images to generate for each class.")] = 500,
+    concepts: Annotated[int, typer.Option("--concepts", "-k", min=2, help="Number of concepts.")] = 30,
+    per_class: Annotated[int, typer.Option(min=10, help="Birds to draw of each class.")] = 60,
     seed: options.Seed = 0,
 ) -> dict[str, Any]:
-    """See it work on generated images, with a model that comes with it.
+    """See it work on birds that it draws itself, with a model that comes with it.
 
     \b
     Example:
       pace demo
 
-    Generates the Color images, learns the concepts of a small transformer, scores them and writes a report. Needs no
-    data, weights or network.
+    Draws birds, learns by which parts and kinds of parts a small transformer tells them apart, scores this against the
+    true ones and writes a report. Needs no data, weights or network.
     """
     with busy("starting"):  # importing torch takes seconds
         from pace import demo as library
 
-    with running(ctx, "color") as run:
+    with running(ctx, "birds") as run:
         found = library.run(run.folder, seed=seed, n_per_class=per_class, n_concepts=concepts)
         address = found.report.resolve().as_uri()
         run.record["device"] = "cpu"

@@ -95,6 +95,7 @@ def concept_map(model: PACE) -> Figure:
 
     The plane is that of the first two principal components of the means, weighted by use; the caption says how much of
     their variance it shows. A disc's area is the concept's use. Empty concepts are small crosses.
+    Kinds of parts have no ellipses: their Σ is not that of embeddings.
     """
     use = use_of(model.concept_weights_)
     plane, explained = _plane(np.asarray(model.means_, np.float64), np.where(use.used, use.shares, 0))
@@ -118,7 +119,8 @@ def concept_map(model: PACE) -> Figure:
     for k, (x, y) in places.items():
         drawing.show_number(axes, x, y, k)
     empty, unnamed = len(use.used) - len(use.order), len(use.order) - len(places)
-    note = f"disc: mean μ, area by use (largest {use.shares.max():.1%}) · ellipse: one standard deviation"
+    note = f"disc: mean μ, area by use (largest {use.shares.max():.1%})"
+    note += "" if model.part_of_ is not None else " · ellipse: one standard deviation"
     note += f" · ×: {empty} empty, where they are on the map" if empty else ""
     second = f"first two principal components, {explained:.1%} of the variance of the means"
     second += f" · {plural(unnamed, 'small concept')} without a number for lack of room" if unnamed else ""
@@ -140,7 +142,9 @@ def _plane(means: Array, weights: Array) -> tuple[Array, float]:
 
 
 def _projected_covariances(model: PACE, plane: Array) -> Array:
-    """(K, 2, 2), whatever the family keeps."""
+    """(K, 2, 2), whatever the family keeps; 0 for kinds of parts."""
+    if model.part_of_ is not None:
+        return np.zeros((len(model.means_), 2, 2))
     kept = np.asarray(model.covariances_, np.float64)
     if model.covariance == "diag":
         return np.array(np.einsum("di,kd,dj->kij", plane, kept, plane))
