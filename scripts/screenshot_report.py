@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--view", default="/images/7?patch=38", help="default: %(default)s")
+    parser.add_argument("--view", default="/images/7", help="default: %(default)s")
     parser.add_argument("--size", type=int, nargs=2, default=(1440, 900), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--scheme", choices=("light", "dark"), default="light")
     args = parser.parse_args()

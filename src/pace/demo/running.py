@@ -89,7 +89,7 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     announce(f"learning {n_concepts} concepts", progress)
     model = PACE(n_concepts, seed=seed, progress=progress).fit(learned, perturbed=learned_perturbed)
     announce("scoring them on images they have not seen", progress)
-    truth = known_truth(test, backbone.preprocessing, backbone.grid(SIZE, SIZE))
+    truth: dict[str, Any] = known_truth(test, backbone.preprocessing, backbone.grid(SIZE, SIZE))
     scores = evaluate(model, learned, seen, seen_perturbed, **truth, seed=seed)
 
     announce("writing the report and the figures", progress)
