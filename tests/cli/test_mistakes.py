@@ -46,6 +46,7 @@ FIT = ("fit", "--images", "photos")
         ((*FIT, "--model", "vit_tiny_patch16_224", "--architecture", "test_vit"), "only for a file of weights"),
         ((*FIT, *MODEL, "--probe", "--images", "flat"), "error: --probe: needs labels"),
         (("fit", "--images", "color", "--model", "color", "--normalize", "half"), "the model color has its own"),
+        (("fit", "--images", "birds", "--model", "birds", "--normalize", "half"), "the model birds has its own"),
         ((*FIT, *MODEL, "--concepts", "4", "--max-concepts", "9"), "--max-concepts is for --concepts auto"),
         (("finetune", "--images", "flat", *MODEL), "no labels"),
         (("explain", "nothing.jpg"), "nothing.jpg: no such picture"),

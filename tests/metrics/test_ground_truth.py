@@ -58,6 +58,15 @@ def test_parts_are_known_through_crops_and_flips():
     np.testing.assert_array_equal(true_parts(birds, preprocessing, (14, 14), mirrored), whole[:, :, ::-1])
 
 
+def test_the_truth_about_birds_is_the_part_and_the_kind_of_every_patch():
+    from pace.images import Birds
+    from pace.images.birds import KIND_PARTS
+
+    truth = known_truth(Birds("test", n_per_class=5, size=56), prepared_as((56, 56)), (7, 7))
+    assert truth.keys() == {"true_parts", "true_kinds"}
+    np.testing.assert_array_equal(KIND_PARTS[truth["true_kinds"]], truth["true_parts"])
+
+
 class Birds:
     """As much of CUB as its parts need: one image, 40 wide and 20 high, with three parts."""
 

@@ -69,7 +69,7 @@ def kind_accuracy(phi: Any, true_parts: Any, true_kinds: Any, prefix_tokens: int
     """Share of patches of the right kind when, within a true part, every concept is named after its most frequent kind.
 
     Every part of two kinds or more counts alike, since the background holds most patches. Which part a patch is of is given:
-    read it beside `part_recovery`. Chance is high and rises with K: one of 30 names drawn by lot for each of 120 birds has 0.65.
+    read it beside `part_recovery`. Chance is high and rises with K: 30 names drawn by lot for 120 birds have 0.65.
     """
     leading = patches_of(phi, prefix_tokens).argmax(2)
     part, kind = (
