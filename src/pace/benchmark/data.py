@@ -110,7 +110,7 @@ class Inputs:
 
     @cached_property
     def truth(self) -> dict[str, Array]:
-        """Of the test images: "colours" of the patches on Color, "parts" on CUB."""
+        """Of the test images, as `known_truth` has it: on Color, Birds and CUB."""
         return known_truth(self.dataset.test, self.backbone.preprocessing, self._grid)
 
     def known_colours(self) -> list[tuple[Observations, Array]]:
