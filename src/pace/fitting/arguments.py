@@ -141,10 +141,12 @@ def _refinement(model: PACE, observations: Observations, perturbed: Observations
 
 def parts_of(model: PACE, n_concepts: int, n_images: int) -> int | None:
     """How many parts to look for; None for concepts that are no kinds of parts."""
+    if model.parts is None or model.parts == "none":  # as the command line has it
+        return None
     if isinstance(model.parts, str):
         possible = model.updates == "exact" and not np.ndim(model.alpha)
         return round(n_concepts**0.5) if possible and _FEWEST_NESTED <= n_concepts <= n_images else None
-    if model.parts is None or model.parts >= n_concepts:
+    if model.parts >= n_concepts:
         return None
     if n_concepts > n_images:
         raise ValueError(f"parts: {n_concepts} kinds of parts need as many images; found {n_images}; use parts=None")

@@ -92,7 +92,7 @@ def _anything(value: Any) -> bool:
 _TABLE = (
     Parameter("n_concepts", 100, *_whole(1, "auto"), "--concepts", "NUMBER|auto",
               "Number of concepts; auto finds it."),
-    Parameter("parts", "auto", *_whole(1, "auto", None), "--parts", "NUMBER|auto|none",
+    Parameter("parts", "auto", *_whole(1, "auto", "none", None), "--parts", "NUMBER|auto|none",
               "Number of parts of which concepts are kinds; none for concepts that are not."),
     Parameter("max_concepts", 300, *_whole(1), "--max-concepts", "NUMBER",
               "Upper limit for --concepts auto; a fit that reaches it warns."),

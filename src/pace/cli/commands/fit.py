@@ -19,6 +19,7 @@ from pace.cli.errors import Problem
 from pace.cli.opening import CONCEPTS, GALLERY
 from pace.cli.output import busy, first_process, say, several_processes, table
 from pace.cli.runs import Run, open_run, running
+from pace.naming import concept_names
 
 if TYPE_CHECKING:
     import torch
@@ -195,9 +196,11 @@ def _show(run: Run, learner: PACE) -> None:
         say(f"found {found.n_concepts} concept{'s' * (found.n_concepts > 1)} in {found.images} images")
     use = use_of(learner.concept_weights_)
     examples = json.loads(run.file(GALLERY).read_bytes())["images"]
-    rows = [[str(k), f"{100 * use.shares[k]:.1f} %", examples[k][0]] for k in use.order[:_SHOWN]]
+    names = concept_names(learner.part_of_, learner.concept_weights_)
+    rows = [[names[k].label, f"{100 * use.shares[k]:.1f} %", examples[k][0]] for k in use.order[:_SHOWN]]
     table(["concept", "share of the images", "nearest patch in"], rows, words=(0, 2))
     epochs = run.record["results"]["epochs"]
-    say(f"{len(use.order)} of {len(use.shares)} concepts in use after {epochs} epochs")
+    kinds = "" if learner.part_of_ is None else f", kinds of {learner.n_parts_} parts,"
+    say(f"{len(use.order)} of {len(use.shares)} concepts{kinds} in use after {epochs} epochs")
     say(f"written to {run.folder}")
     say(f"next: pace explain PICTURE --run {run.folder}")
