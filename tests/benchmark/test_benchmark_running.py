@@ -57,6 +57,14 @@ def test_every_method_gets_every_score_it_can_have(whole):
     assert results.about["color"]["backbone"]["name"] == "test_vit"
 
 
+def test_kinds_of_parts_are_scored_without_being_told_the_prediction(tmp_path, recipe):
+    options = {"pace": {"parts": 2, "max_iter": 2, "n_init": 1}}
+    (row,) = small(tmp_path, recipe, ["pace"], options=options).rows
+    assert row.failed is None
+    assert "faithfulness_given_prediction" not in row.scores
+    assert {"concept_effect", "warp_gain", "seeds_alike", "colour_recovery"} <= row.scores.keys()
+
+
 def test_it_leaves_tables_and_numbers_behind(whole):
     folder, results = whole
     assert {"results.json", "results.csv", "results.md"} <= {file.name for file in folder.iterdir()}

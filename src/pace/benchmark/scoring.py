@@ -176,8 +176,13 @@ def _averaged(scores: Scores, values: dict[str, list[float]]) -> Scores:
 
 
 def _given_prediction(explainer: Explainer, inputs: Inputs) -> tuple[Any, Array] | None:
-    """θ of both splits with ŷ given, for PACE. Attributions explain the predicted class, so they always have it."""
+    """θ of both splits with ŷ given, for PACE with flat concepts: kinds of parts are told without it.
+
+    Attributions explain the predicted class, so they always have it.
+    """
     if not isinstance(explainer, PaceExplainer) or not explainer.model_.label_head_.shape[1]:
+        return None
+    if explainer.model_.part_of_ is not None:
         return None
     train, test = (
         explainer.model_.explain(some, use_predictions=True, patches=False).theta
