@@ -251,3 +251,26 @@ def test_concepts_are_moved_with_all_they_are_made_of():
     assert there.nest.parts.means.dtype == torch.float32
     assert there.nest.kind_shares.dtype == torch.float64
     assert len(there) == 8
+
+
+@pytest.mark.parametrize("block", [2, 4])
+def test_ninety_percent_intervals_of_parts_cover_planted_shares(block):
+    """Patches come in blocks of one part; shares are drawn from a flat Dirichlet, kinds by lot."""
+
+    def drawn(images, seed):
+        rng = np.random.default_rng(seed)
+        shares, cells = rng.dirichlet(np.ones(3), images), 12 // block
+        part = np.stack([rng.choice(3, (cells, cells), p=theta) for theta in shares])
+        part = part.repeat(block, 1).repeat(block, 2).reshape(images, -1)
+        kinds = np.random.default_rng(99).normal(scale=1.5, size=(3, 4, 8))
+        kind = np.take_along_axis(rng.integers(4, size=(images, 3)), part, 1)
+        patches = np.concatenate([3 * np.eye(3)[part], kinds[part, kind]], 2) + 0.3 * rng.normal(size=(*part.shape, 11))
+        return Observations(patches, np.ones(part.shape), grid=(12, 12)), shares, part
+
+    model = PACE(12, parts=3, device="cpu").fit(drawn(200, 0)[0])
+    fresh, shares, part = drawn(300, 5)
+    explanation = model.explain(fresh)
+    leading = explanation.by_part(explanation.phi).argmax(2)
+    found = [np.bincount(leading[part == p]).argmax() for p in range(3)]  # which part each of the true ones is
+    low, high = (ends[:, found] for ends in explanation.part_interval(0.9))
+    assert 0.85 <= ((low <= shares) & (shares <= high)).mean() <= 0.95
