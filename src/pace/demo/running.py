@@ -20,7 +20,7 @@ from pace.images import Birds, Perturbation, to_float
 from pace.metrics import Scores
 from pace.progress import announce
 
-N_PER_CLASS, N_CONCEPTS = 60, 30
+N_PER_CLASS, N_CONCEPTS = 60, 40
 
 
 @dataclass(frozen=True)
