@@ -43,11 +43,11 @@ def test_the_gallery_is_grouped_by_part_largest_first(kinds, open_page):
     used = [[k for k in part["kinds"] if data["concepts"][k]["used"]] for part in parts]
     assert [words[-2] for words in heads] == [str(len(own)) for own in used]
     for section, own in zip(page.locator(".part").all(), used, strict=True):
-        assert section.locator("h3 a").all_inner_texts() == [f"Kind {kinds.names[k].kind}" for k in own]
+        expect(section.locator("h3 a")).to_have_text([f"Kind {kinds.names[k].kind}" for k in own])
     page.locator(".part h3 a").first.click()
     expect(page.locator("main h1")).to_have_text(named(kinds, used[0][0]))
-    others = page.locator("section[aria-labelledby=siblings] h3 a").all_inner_texts()
-    assert others == [named(kinds, k) for k in used[0][1:]]
+    others = page.locator("section[aria-labelledby=siblings] h3 a")
+    expect(others).to_have_text([named(kinds, k) for k in used[0][1:]])
 
 
 def test_an_image_lists_its_parts_with_their_kind_largest_first(kinds, open_page):
@@ -57,8 +57,8 @@ def test_an_image_lists_its_parts_with_their_kind_largest_first(kinds, open_page
     low, high = (end[3] for end in explanation.part_interval(0.9))
     lead = [int(np.where(explanation.part_of == p, explanation.theta[3], -1).argmax()) for p in order]
     rows = page.locator(".theta li")
-    assert rows.locator(".who a").all_inner_texts() == [named(kinds, k) for k in lead]
-    assert rows.locator(".figure").all_inner_texts() == [f"{100 * explanation.parts[3, p]:.0f} %" for p in order]
+    expect(rows.locator(".who a")).to_have_text([named(kinds, k) for k in lead])
+    expect(rows.locator(".figure")).to_have_text([f"{100 * explanation.parts[3, p]:.0f} %" for p in order])
     ends = f"{100 * low[order[0]]:.0f} to {100 * high[order[0]]:.0f} %"
     expect(rows.first.locator("small")).to_contain_text(ends)
     assert rows.first.locator(".strip a").count() == 6  # typical patches of its kind
@@ -93,7 +93,7 @@ def test_a_part_that_does_not_exist_is_ignored(kinds, report, open_page):
 def test_a_class_names_kinds_and_is_told_from_another(kinds, open_page):
     page = open_page(kinds.path, "#/classes/1")
     concepts = page_data(kinds.path)["classConcepts"][1]
-    assert page.locator(".voice h2 a").all_inner_texts() == [named(kinds, k) for k, _, _ in concepts]
+    expect(page.locator(".voice h2 a")).to_have_text([named(kinds, k) for k, _, _ in concepts])
     some = 0
     for other in (0, 2):
         page.get_by_label("Compared with").select_option(str(other))
