@@ -218,6 +218,7 @@ def _remember(
         course.memory = Memory(len(views), visits.own_images, views[0].n_tokens, course.concepts, settings)
         if saved is not None and "memory" in saved.own:
             course.memory.state.copy_(saved.own["memory"])
+            course.memory.fixed = {name: t.to(settings.device) for name, t in under("fixed.", saved.own).items()}
     if saved is None and not course.interrupted:
         _save(course, checkpoint)  # the start may have taken long
 
@@ -295,7 +296,7 @@ def _first_of(
 
 def _save(course: Course, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None and checkpoint.due():
-        checkpoint.write(course.tensors(), {} if course.memory is None else {"memory": course.memory.state})
+        checkpoint.write(course.tensors(), {} if course.memory is None else course.memory.tensors())
 
 
 def _forget(views: list[Observations]) -> None:
