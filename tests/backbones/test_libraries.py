@@ -109,8 +109,10 @@ def test_fused_attention_stays_on() -> None:
 def test_models_without_a_vision_transformer_are_refused() -> None:
     from torchvision.models import resnet18
 
-    with pytest.raises(ValueError, match=r"torchvision.models.resnet.ResNet is not a vision transformer of timm, "):
+    with pytest.raises(ValueError, match=r"ResNet is a convolutional network, .*a ViT, Swin or DINOv2 would serve"):
         Backbone(resnet18(num_classes=2))
+    with pytest.raises(ValueError, match=r"linear.Linear is not a vision transformer of timm, "):
+        Backbone(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"expected a torch module .* found builtins.str"):
         Backbone("vit_base_patch16_224")
 

@@ -84,9 +84,9 @@ def test_no_more_concepts_are_found_than_allowed(elsewhere: Path):
 def test_a_model_without_a_classifier_can_be_given_a_probe(elsewhere: Path):
     bare = ("fit", "--images", "shop/photos", "--model", "shop/bare.safetensors", *MODEL[2:], *QUICK)
     without = invoke(*bare, "--json").document
-    assert any("--probe" in warning for warning in without["warnings"])
+    assert any("--head probe" in warning for warning in without["warnings"])
     assert without["model"]["class_names"] is None
-    document = invoke(*bare, "--probe", "--out", "probed", "--json").document
+    document = invoke(*bare, "--head", "probe", "--out", "probed", "--json").document
     assert document["model"]["class_names"] == list(CLASSES)
     explained = invoke("explain", "shop/photos/test/blue/0.png", "--run", "probed", "--json").document
     assert explained["results"]["images"][0]["prediction"]["name"] == "blue"

@@ -28,7 +28,19 @@ FORMAT = "pace-run-1"
 _FILE = "run.json"
 _NOT_RECORDED = ("out", "config", "json", "debug", "every")  # options that do not change the results
 _PATHS = frozenset(  # options that may name a file or folder
-    ["images", "data_root", "model", "moved", "backbone", "fit_run", "observations", "evaluation", "pictures", "add"]
+    [
+        "images",
+        "data_root",
+        "model",
+        "moved",
+        "backbone",
+        "classes",
+        "fit_run",
+        "observations",
+        "evaluation",
+        "pictures",
+        "add",
+    ]
 )
 _RUNS = Path("runs")
 
