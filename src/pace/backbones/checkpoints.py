@@ -50,7 +50,7 @@ def load_weights(path: Path, architecture: str | None, options: dict[str, Any]) 
     weights, place, notes = _read(path)
     size, what = options.get("img_size"), architecture
     try:
-        if _CLIP in weights and (architecture is None or _is_open_clip(architecture)):
+        if _CLIP in weights and (architecture is None or architecture in import_module("open_clip").list_models()):
             what = what or "a CLIP of open_clip"
             return _clip(weights, architecture, size)
         if architecture is not None and is_torchvision(architecture) and _TORCHVISION not in weights:
@@ -116,24 +116,24 @@ def _read(path: Path) -> tuple[Weights, str, dict[str, Any]]:
 
 
 def _unpickled(path: Path) -> Any:
-    how = "it was made, torch.save(model.state_dict(), 'weights.pt') saves the weights alone"
+    how = "where it was made, torch.save(model.state_dict(), 'weights.pt') saves the weights alone"
+    damaged = f"{path}: not a file of PyTorch, or a damaged one"
     try:
         with torch.serialization.safe_globals([Namespace]):  # the options of many a training script
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         try:
-            found = sorted(
-                torch.serialization.get_unsafe_globals_in_checkpoint(path), key=lambda name: name[:6] == "torch."
-            )
+            found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         except Exception:  # no archive at all
-            raise ValueError(f"{path}: not a file of PyTorch, or a damaged one") from error
+            raise ValueError(damaged) from error
+        own = ", ".join(sorted(found, key=lambda name: name[:6] == "torch.")[:3])
         raise ValueError(
-            f"{path}: holds more than weights ({', '.join(found[:3])}), which can run code when it is read; where {how}"
+            f"{path}: holds more than weights ({own}), which can run code when it is read; {how}"
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
         if "TorchScript" in str(error):
-            raise ValueError(f"{path}: a TorchScript archive can run code when it is read; where {how}") from error
-        raise ValueError(f"{path}: not a file of PyTorch, or a damaged one") from error
+            raise ValueError(f"{path}: a TorchScript archive can run code when it is read; {how}") from error
+        raise ValueError(damaged) from error
 
 
 def _image_model(weights: Weights, path: Path) -> Weights:
@@ -141,13 +141,8 @@ def _image_model(weights: Weights, path: Path) -> Weights:
     weights = {name.replace("_orig_mod.", ""): value for name, value in weights.items()}
     if any(".lora_" in name for name in weights):
         raise ValueError(f"{path}: has LoRA weights; save the model that model.merge_and_unload() returns")
-    anchors = (_CLIP, _TIMM, _TORCHVISION)
-    prefixes = [
-        name.removesuffix(anchor)
-        for anchor in anchors
-        for name in weights
-        if name == anchor or name.endswith(f".{anchor}")
-    ]
+    found = (re.fullmatch(rf"(|.*\.)({_CLIP}|{_TIMM}|{_TORCHVISION})", name) for name in weights)
+    prefixes = [match[1] for match in found if match]
     if not prefixes and any(name.endswith(_TRANSFORMERS) for name in weights):
         raise ValueError(f"{path}: weights of a transformers model; give the folder that has its config.json too")
     averaged = [prefix for prefix in prefixes if re.search(r"\b(ema|teacher)", prefix)]
@@ -163,14 +158,8 @@ def recognise(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[str, i
     depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
     width, _, patch, *_ = (*shapes.get(_TIMM, ()), 0, 0, 0)
     size, positions = _SIZES.get((width, depth)), shapes.get("pos_embed", (1, 0, 0))[1]
-    side, before = next(
-        (
-            (math.isqrt(positions - n), n)
-            for n in (0, 1, 2, 5)
-            if math.isqrt(max(0, positions - n)) ** 2 == positions - n
-        ),
-        (0, 0),
-    )
+    before = next((n for n in (0, 1, 2) if math.isqrt(max(positions - n, 0)) ** 2 == positions - n), positions)
+    side = math.isqrt(positions - before)
     if "reg_token" in shapes or "register_tokens" in shapes:
         name = f"vit_{size}_patch{patch}_reg4_dinov2"
     elif {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & shapes.keys():
@@ -194,9 +183,8 @@ def known(name: str) -> str:
 
 
 def _timm(weights: Weights, name: str, options: dict[str, Any], normalization: tuple[Channels, Channels] | None) -> Any:
-    no_use = (
-        ("visual.proj",) if _CLIP in weights else ("decoder", "mask_token") if "decoder_pos_embed" in weights else ()
-    )
+    no_use: tuple[str, ...] = ("decoder", "mask_token") if "decoder_pos_embed" in weights else ()  # MAE's other half
+    no_use += ("visual.proj",) if _CLIP in weights else ()
     weights = {key: value for key, value in weights.items() if not key.startswith(no_use)}
     classes = next((len(weights[key]) for key in ("head.weight", "head.fc.weight") if key in weights), 0)
     overlay: dict[str, Any] = {"state_dict": weights, "custom_load": False, "num_classes": classes}
@@ -245,7 +233,7 @@ def torchvision_vit(weights: Weights, size: Any = None) -> Any:
         size,
         patch,
         num_layers=_depth(weights, "encoder.layers."),
-        num_heads=max(1, width // _HEAD_WIDTHS.get(width, 64)),
+        num_heads=width // _HEAD_WIDTHS.get(width, 64),
         hidden_dim=width,
         mlp_dim=len(linear[0]),
         num_classes=len(classifier[-1]) if classifier else 1,
@@ -269,10 +257,6 @@ def torchvision_swin(name: str, weights: Weights) -> Any:
 # CLIP, of OpenAI and open_clip, with its texts.
 
 
-def _is_open_clip(name: str) -> bool:
-    return name in import_module("open_clip").list_models()
-
-
 def _clip(weights: Weights, name: str | None, size: Any) -> Any:
     library = import_module("open_clip.model")
     # Not to be seen in weights: OpenAI's models have another GELU. Their own files have such entries.
@@ -281,7 +265,7 @@ def _clip(weights: Weights, name: str | None, size: Any) -> Any:
     about = ("input_resolution", "context_length", "vocab_size")
     weights = {key: value.float() for key, value in weights.items() if key not in about}
     if "text_projection" not in weights:
-        raise ValueError("only the image tower of a CLIP: save the whole model, or name the tower with architecture=")
+        raise ValueError(f"only the image tower of a CLIP: save the whole model, or {_NAME_IT}")
     width, _, patch, _ = weights["visual.conv1.weight"].shape
     positions, size = _resized(weights["visual.positional_embedding"], patch, size)
     context, text_width = weights["positional_embedding"].shape

@@ -46,12 +46,12 @@ def load(
     options
         For the library's own constructor: ``img_size=224``, ``num_classes=102``, …
     """
-    text, path = os.fspath(name), Path(name).expanduser()
+    text, path = os.fspath(name), _path(name)
     if path.is_file():
         loaded: nn.Module = load_weights(path, model, options)
     elif path.is_dir():
         loaded = _folder(path, options)
-    elif path.suffix in FORMATS or path.is_absolute() or text.startswith(".") or text.count("/") > 1:
+    elif path.suffix in FORMATS or path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
         raise FileNotFoundError(f"{text}: no such file of weights or folder of a model")
     elif text.startswith("timm/"):
         loaded = _timm(f"hf-hub:{text}", options)
@@ -68,6 +68,14 @@ def load(
             raise ValueError(f"normalize: only for timm and torchvision; {text} says itself how images are normalised")
         normalize_with(loaded, *NORMALIZATIONS[normalize])
     return loaded.eval()
+
+
+def _path(name: str | os.PathLike[str]) -> Path:
+    """Where a file or folder of that name would be."""
+    text = os.path.expanduser(name)  # Path.expanduser raises for a user there is not
+    if not text or len(os.path.basename(text)) > 255:
+        raise ValueError(f"model: expected a name, a file or a folder; found {text[:40]!r}")
+    return Path(text)
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Any:
@@ -142,7 +150,7 @@ def open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module,
                 raise ValueError(f"{option}: the model {choice.name} has its own; leave it out")
         shipped = _SHIPPED[str(choice.name)]()
         return shipped.model, shipped.class_names
-    path = Path(choice.name).expanduser()
+    path = _path(choice.name)
     folder = path.parent if path.name == CHECKPOINT else path
     if (folder / "run.json").is_file():
         return _finetuned(folder, choice)
@@ -170,10 +178,13 @@ def _finetuned(folder: Path, choice: ModelChoice) -> tuple[nn.Module, tuple[str,
     if choice.normalize is not None:
         raise ValueError(f"normalize: {choice.name} was fine-tuned with its own normalisation; leave it out")
     first = ModelChoice(*(record["model"][name] for name in ("name", "architecture", "image_size")))
-    if Path(first.name).suffix in FORMATS:  # may be gone by now
-        name = folder / CHECKPOINT if first.architecture is None else first.architecture
-        first = replace(first, name=name, architecture=None)
-    found = load_finetuned(open_model(first, pretrained=False)[0], folder / CHECKPOINT)
+    if Path(first.name).suffix not in FORMATS:
+        model, _ = open_model(first, pretrained=False)
+    elif first.architecture is None:  # the first weights may be gone by now
+        model = load(folder / CHECKPOINT)
+    else:
+        model, _ = open_model(replace(first, name=first.architecture, architecture=None), pretrained=False)
+    found = load_finetuned(model, folder / CHECKPOINT)
     return found.model, found.class_names
 
 
@@ -197,13 +208,10 @@ def open_backbone(
 
 def _class_names(model: Any, by_name: bool) -> tuple[str, ...] | None:
     """Those of the model's configuration, or ImageNet's for timm's own weights."""
-    labels, noted = (
-        getattr(getattr(model, "config", None), "id2label", None),
-        getattr(model, "pretrained_cfg", None) or {},
-    )
+    labels = getattr(getattr(model, "config", None), "id2label", None)
     if labels and not all(str(name).startswith("LABEL_") for name in labels.values()):
         return tuple(str(labels[number]) for number in sorted(labels))
-    if by_name and "label_names" in noted:
+    if by_name and "label_names" in (noted := getattr(model, "pretrained_cfg", None) or {}):
         return tuple(noted["label_names"])
     if by_name and noted:
         from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
