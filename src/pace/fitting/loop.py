@@ -1,4 +1,4 @@
-"""The fit on one page: `run` starts, alternates E-step and M-step until explanations settle, and refines.
+"""The fit on one page: `run` starts, alternates E-step and M-step until the bound stops rising, and refines.
 
 All that a fit knows between two epochs is in its `Course`, which is what a checkpoint holds.
 """
@@ -32,7 +32,6 @@ from pace.progress import Advance
 
 _TESTED = 1000  # images used to test whether concepts predict ŷ
 _FAITHFUL = 0.99  # of them must be predicted right for the concepts to be left as they are
-_MOVE = 1e-4  # of an image's shares, on average: EM stops when an epoch moves less; with 1e-3 it stopped on plateaus
 _OFFSET, _DECAY = 10.0, 0.7  # of the weight of a minibatch, as usual for online variational Bayes (Hoffman et al. 2010)
 
 
@@ -168,9 +167,6 @@ def run(
                 course.statistics = fresh
                 course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
                 course.converged = plan.converged(course.bounds, n_images, len(views))
-                if course.memory is not None:  # explanations no longer move, though the bound may still rise
-                    (moved,) = team.added(course.memory.moved)
-                    course.converged |= float(moved) < _MOVE * n_images * len(views)
                 _save(course, checkpoint)
         if ends_with_both and not course.interrupted:
             _refine(course, observations, perturbed, settings, plan, team, checkpoint, advance)

@@ -56,8 +56,6 @@ class Memory:
         state = torch.cat([counts, phi_bar], 1).to(settings.dtype)
         self.state = state.view(views, n_images, state.shape[1])
         self.fixed: Sums = {}  # sums that no epoch changes, once they are known
-        self.moved = self.state.new_zeros((), dtype=torch.float64)  # Σ ½ ‖θ - θ before‖₁ of this epoch
-        self._part_of = None if concepts.nest is None else concepts.nest.part_of
 
     def recall(self, images: Images) -> tuple[Tensor, Tensor] | None:
         known = self.state[:, images].flatten(0, 1).double()
@@ -66,15 +64,7 @@ class Memory:
 
     def keep(self, images: Images, left: Left) -> None:
         value = torch.cat(left, 1)
-        value = value.view(len(self.state), -1, value.shape[1]).to(self.state.dtype)
-        self.moved += (self._shares(value) - self._shares(self.state[:, images])).abs().sum() / 2
-        self.state[:, images] = value
-
-    def _shares(self, state: Tensor) -> Tensor:
-        """θ of images, without α."""
-        counts, rest = state[..., : self._split], state[..., self._split :]
-        shares = counts / counts.sum(-1, keepdim=True)
-        return shares if self._part_of is None else shares[..., self._part_of] * rest
+        self.state[:, images] = value.view(len(self.state), -1, value.shape[1]).to(self.state.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         """For checkpoints."""
@@ -101,8 +91,6 @@ def expect(
         settings = replace(settings, max_sweeps=min(settings.max_sweeps, SWEEPS_PER_EPOCH))
     total, room = concepts.no_statistics(), None
     known = {} if memory is None else memory.fixed
-    if memory is not None:
-        memory.moved = torch.zeros_like(memory.moved)
     for name in known:
         del total.moments[name]
     parts = visits.parts(feed.units_at_once(concepts, settings))
