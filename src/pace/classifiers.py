@@ -85,7 +85,7 @@ def _fit_regression(features: Tensor, targets: Tensor, seed: int) -> Callable[[T
     penalties = features.new_tensor(_PENALTIES)
     folds = _minimise(
         features, targets, learns.repeat(len(penalties), 1), penalties.repeat_interleave(_FOLDS), iterations=_ROUGH
-    ).unflatten(0, (len(penalties), _FOLDS))
+    ).view(len(penalties), _FOLDS, features.shape[1] + 1, -1)
     reached = []
     for of_penalty in folds:
         logits = torch.stack([_logits(features, found) for found in of_penalty])
@@ -189,15 +189,15 @@ def _minimise(
         """The costs (B,) and their slopes (B, K + 1, N)."""
         side_by_side = x.transpose(0, 1).flatten(1)
         costs, slopes = (shrink * x.square()).sum((1, 2)).double() / 2, torch.zeros_like(side_by_side)
-        for some in torch.arange(len(rows), device=rows.device).split(max(1, _AT_ONCE // side_by_side.shape[1])):
-            shares = (rows[some] @ side_by_side).unflatten(1, (len(x), classes)).log_softmax(2)
+        for some in torch.split(torch.arange(len(rows), device=rows.device), max(1, _AT_ONCE // side_by_side.shape[1])):
+            shares = (rows[some] @ side_by_side).view(len(some), len(x), classes).log_softmax(2)
             answers, weight = targets[some][:, None, None].expand(-1, len(x), 1), counted[:, some].T
             costs -= (shares.gather(2, answers)[:, :, 0].double() * weight).sum(0)
             residual = (
                 shares.exp_().scatter_add_(2, answers, shares.new_full(answers.shape, -1.0)).mul_(weight[:, :, None])
             )
             slopes.addmm_(rows[some].T, residual.flatten(1))
-        return costs, slopes.unflatten(1, (len(x), classes)).transpose(0, 1) + shrink * x
+        return costs, slopes.view(-1, len(x), classes).transpose(0, 1) + shrink * x
 
     found, left = x.clone(), torch.arange(len(x), device=x.device)
     cost, gradient = slope(x, counted, shrink)
