@@ -31,15 +31,8 @@ _PLACES = ("state_dict_ema", "model_ema", "ema", "teacher", "state_dict", "model
 _TIMM, _TORCHVISION, _CLIP = "patch_embed.proj.weight", "conv_proj.weight", "visual.class_embedding"
 _TRANSFORMERS = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
 
-_SIZES = {
-    (192, 12): "tiny",
-    (384, 12): "small",
-    (512, 12): "medium",
-    (768, 12): "base",
-    (1024, 24): "large",
-    (1280, 32): "huge",
-    (1536, 40): "giant",
-}
+_SIZES = {(192, 12): "tiny", (384, 12): "small", (512, 12): "medium", (768, 12): "base"}  # by d and depth
+_SIZES |= {(1024, 24): "large", (1280, 32): "huge", (1536, 40): "giant"}
 _HEAD_WIDTHS = {1280: 80, 1408: 88, 1664: 104}  # of an attention head, by d; else 64
 _NAME_IT = "name it, as in --architecture vit_base_patch16_224 (in Python, model=)"
 
@@ -53,8 +46,6 @@ def load_weights(path: Path, architecture: str | None, options: dict[str, Any]) 
         if _CLIP in weights and (architecture is None or architecture in import_module("open_clip").list_models()):
             what = what or "a CLIP of open_clip"
             return _clip(weights, architecture, size)
-        if architecture is not None and is_torchvision(architecture) and _TORCHVISION not in weights:
-            return torchvision_swin(architecture, weights)
         if _TORCHVISION in weights and (architecture is None or is_torchvision(architecture)):
             what = what or "a VisionTransformer of torchvision"
             return torchvision_vit(weights, size)
@@ -242,15 +233,6 @@ def torchvision_vit(weights: Weights, size: Any = None) -> Any:
     if not classifier:
         model.heads = nn.Sequential()
     model.load_state_dict(weights | {"encoder.pos_embedding": positions[None]})
-    return model
-
-
-def torchvision_swin(name: str, weights: Weights) -> Any:
-    classes = len(weights["head.weight"]) if "head.weight" in weights else 1
-    model = import_module("torchvision").models.get_model(name, weights=None, num_classes=classes)
-    if classes == 1:
-        model.head = nn.Identity()
-    model.load_state_dict(weights)
     return model
 
 

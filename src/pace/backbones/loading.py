@@ -15,7 +15,7 @@ from torch import nn
 
 from pace.backbones import birds_vit, color_vit
 from pace.backbones.backbone import Backbone, Head
-from pace.backbones.checkpoints import FORMATS, is_torchvision, known, load_weights, torchvision_swin, torchvision_vit
+from pace.backbones.checkpoints import FORMATS, is_torchvision, known, load_weights, torchvision_vit
 from pace.backbones.finetuning import load_finetuned
 from pace.backbones.libraries import may_be_told, normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
@@ -95,13 +95,13 @@ def _torchvision(name: str, options: dict[str, Any]) -> Any:
     models, size, swin = import_module("torchvision").models, options.get("img_size"), name.startswith("swin")
     if swin and size is not None:
         raise ValueError(f"img_size: {name} takes images of any size; leave it out")
-    published = models.get_model_weights(name).DEFAULT
+    published, pretrained = models.get_model_weights(name).DEFAULT, options.get("pretrained", True)
     how = published.transforms()
-    if not options.get("pretrained", True):
-        model = models.get_model(name, weights=None, **({} if swin else {"image_size": size or how.crop_size[0]}))
+    if pretrained and not swin:
+        model = torchvision_vit(published.get_state_dict(check_hash=True), size)
     else:
-        weights = published.get_state_dict(check_hash=True)
-        model = torchvision_swin(name, weights) if swin else torchvision_vit(weights, size)
+        more = {} if swin else {"image_size": size or how.crop_size[0]}
+        model = models.get_model(name, weights=published if pretrained else None, **more)
     model.pretrained_cfg = {  # as timm keeps it
         "mean": tuple(how.mean),
         "std": tuple(how.std),
