@@ -11,7 +11,7 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem, line_of
-from pace.cli.opening import FitRun, open_fit, reopen_images
+from pace.cli.opening import FitRun, allow, open_fit, reopen_images
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
 
@@ -38,6 +38,7 @@ def explain(
     top: Annotated[int, typer.Option(min=1, help="Concepts, or parts, to show for each picture.")] = 5,
     level: Annotated[float, typer.Option(min=0, max=1, help="Probability of the credible intervals.")] = 0.9,
     skip_unreadable: options.SkipUnreadable = False,
+    max_pixels: options.MaxPixels = None,
 ) -> dict[str, Any]:
     """Explain your own pictures with the concepts of a fit.
 
@@ -50,6 +51,7 @@ def explain(
       pace explain photo.jpg
       pace explain photo.jpg holiday/ --run runs/fit-color-20250101-120000 --json
     """
+    allow(max_pixels)
     images = _open_pictures(pictures, skip_unreadable)
     found = open_fit(ctx, fit)
     from pace.observing.extract import observe
