@@ -17,6 +17,7 @@ from pace.images.birds import Birds
 from pace.images.color import Color
 from pace.images.decoding import readable
 from pace.images.imageset import ImageFiles, ImageSet, OnError
+from pace.naming import class_titles
 from pace.terminal import visible
 
 StrPath = str | PathLike[str]
@@ -111,8 +112,7 @@ class CUB(Published):
         self.part_names = list(parts.values())
         self._parts = dict(zip(paths.values(), self._part_places(len(paths), len(parts)), strict=True))
         ids = [image for image in paths if splits[image] == ("1" if split == "train" else "0")]
-        # "001.Black_footed_Albatross" in the file.
-        titles = [title.split(".", 1)[-1].replace("_", " ") for title in classes.values()]
+        titles = class_titles(list(classes.values()))
         return [paths[image] for image in ids], np.array([int(labels[image]) - 1 for image in ids]), titles
 
     def _table(self, name: str) -> dict[int, str]:
