@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pace.terminal import one_line
+
 # Anything with `shape` and slicing: a numpy array (memory-mapped or not), a tensor, an array in a store.
 ArrayLike = Any
 Rows = slice | Sequence[int] | npt.NDArray[np.integer]  # some of the images
@@ -84,10 +86,10 @@ class Observations:
         self.embeddings, self.attention = _as_array("embeddings", embeddings), _as_array("attention", attention)
         self.predictions = None if predictions is None else _as_array("predictions", predictions)
         if grid is not None and not (isinstance(grid, Sequence) and len(grid) == 2 and all(map(_is_whole, grid))):
-            raise ValueError(f"grid: expected two whole numbers, rows and columns; found {grid!r}")
+            raise ValueError(f"grid: expected two whole numbers, rows and columns; found {one_line(repr(grid))}")
         self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
         if not _is_whole(prefix_tokens):
-            raise ValueError(f"prefix_tokens: expected a whole number; found {prefix_tokens!r}")
+            raise ValueError(f"prefix_tokens: expected a whole number; found {one_line(repr(prefix_tokens))}")
         self.prefix_tokens = int(prefix_tokens)
         self.crops = None if crops is None else _as_array("crops", crops)
         self._check_shapes()

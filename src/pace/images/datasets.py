@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from abc import abstractmethod
 from collections import Counter
@@ -197,8 +198,10 @@ def open_images(
         if data_root is None:
             raise ValueError(f"{source}: data_root is needed, the folder that holds the dataset")
         return DATASETS[source](data_root, split, on_error)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"images: expected a dataset's name or a folder; found {type(source).__name__}")
     path = Path(source).expanduser()
-    if not path.is_dir():
+    if not os.path.isdir(path):  # false, too, for names that no file can have
         raise FileNotFoundError(f"{str(path)!r} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}")
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
