@@ -1,4 +1,4 @@
-"""No call that could run what a file holds, nor a decoder that we did not name. Ruff's S rules refuse pickle, eval and yaml.load."""
+"""No call that could run what a file holds, and no decoder but ours; ruff refuses pickle, eval and yaml.load."""
 
 from __future__ import annotations
 
