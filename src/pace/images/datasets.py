@@ -19,7 +19,7 @@ from pace.images.color import Color
 from pace.images.decoding import readable
 from pace.images.imageset import ImageFiles, ImageSet, OnError
 from pace.naming import class_titles
-from pace.terminal import visible
+from pace.terminal import one_line, visible
 
 StrPath = str | PathLike[str]
 Listing = tuple[list[str], NDArray[np.int64], list[str] | None]  # names, labels and class names
@@ -202,7 +202,9 @@ def open_images(
         raise TypeError(f"images: expected a dataset's name or a folder; found {type(source).__name__}")
     path = Path(source).expanduser()
     if not os.path.isdir(path):  # false, too, for names that no file can have
-        raise FileNotFoundError(f"{str(path)!r} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}")
+        raise FileNotFoundError(
+            f"{one_line(repr(str(path)))} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}"
+        )
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
         if split not in subfolders:
