@@ -32,7 +32,7 @@ def screenshot(report: Path, view: str, size: tuple[int, int], scheme: str) -> I
         page.wait_for_function("[...document.images].every((image) => image.complete)")
         picture = page.screenshot()
         browser.close()
-    return Image.open(io.BytesIO(picture)).convert("RGB")
+    return Image.open(io.BytesIO(picture), formats=["PNG"]).convert("RGB")
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks(page, "python"):
-        exec(compile(block, page.name, "exec"), names)
+        exec(compile(block, page.name, "exec"), names)  # noqa: S102
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)

@@ -1,6 +1,6 @@
 import numpy as np
 
-from pace.naming import concept_names
+from pace.naming import class_titles, concept_names
 
 
 def test_parts_are_lettered_and_kinds_numbered_by_use():
@@ -25,3 +25,19 @@ def test_concepts_that_are_no_kinds_have_their_number():
     assert names[12].long == "concept 12"
     assert names[12].short == "12"
     assert names[12].part is None
+
+
+def test_class_names_are_shown_without_the_numbers_and_underscores_of_folders():
+    names = [
+        "001.Black_footed_Albatross",
+        "02_tulip",
+        "007-james bond",
+        "12. rose",
+        "3.5_inch_disk",
+        "747-200",
+        "2_stroke",
+        "04",
+    ]
+    shown = ["Black footed Albatross", "tulip", "james bond", "rose", "3.5 inch disk", "747-200", "2 stroke", "04"]
+    assert class_titles(names) == shown
+    assert class_titles(["01.cat", "02.cat", "_", "03.dog"]) == ["01.cat", "02.cat", "_", "dog"]

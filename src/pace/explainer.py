@@ -188,13 +188,15 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.refinement_, self.refinement_drift_ = course.refinement, course.drift
         self.selection_ = course.selection
         self._describe(observations, settings)
-        self._warn_of_the_end()
+        self._warn_of_the_end(len(observations))
         if saver is not None and course.finished:
             saver.write(course.tensors(), {}) if keep_checkpoint else saver.remove()
         return self
 
-    def _warn_of_the_end(self) -> None:
+    def _warn_of_the_end(self, n_images: int) -> None:
         """Say what a user should know of a fit that ended otherwise than asked."""
+        if n_images == 1:
+            warnings.warn("there was one image to learn from; its concepts say little about others", stacklevel=4)
         found, given = self.selection_, len(self._concepts)
         if found is not None and found.n_concepts < given:
             message = (

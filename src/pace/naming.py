@@ -1,10 +1,14 @@
-"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number.
+"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number. And what
+classes are called where they are shown.
 
 In a module of its own since the notebook, which knows no report, uses the same names.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +52,18 @@ def concept_names(part_of: Array | None, use: Array) -> list[Name]:
 
 def kind_label(part: str, kind: int | None) -> str:
     return f"{part} · kind {kind}"
+
+
+def class_titles(names: Sequence[str]) -> list[str]:
+    """Class names to be read, "Black footed Albatross" for "001.Black_footed_Albatross"; as they are if two became one."""
+    titles = [_title(name) for name in names]
+    often = Counter(titles)
+    return [title if often[title] == 1 else name for name, title in zip(names, titles, strict=True)]
+
+
+def _title(name: str) -> str:
+    spaced = " ".join(name.replace("_", " ").split())
+    return re.sub(r"^(\d+\. ?|0\d*[ -])(?=[^\W\d])", "", spaced) or name
 
 
 def _letter(rank: int) -> str:

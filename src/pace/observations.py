@@ -10,10 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pace.terminal import one_line
+
 # Anything with `shape` and slicing: a numpy array (memory-mapped or not), a tensor, an array in a store.
 ArrayLike = Any
 Rows = slice | Sequence[int] | npt.NDArray[np.integer]  # some of the images
 Device = torch.device | str | None
+
+_LARGEST = 1e12  # of any value: float32 holds sums of squares over the images only far below its own largest
 
 
 class Batch(NamedTuple):
@@ -79,11 +83,15 @@ class Observations:
         crops: ArrayLike | None = None,
         check: bool = True,
     ) -> None:
-        self.embeddings, self.attention = _as_array(embeddings), _as_array(attention)
-        self.predictions = None if predictions is None else _as_array(predictions)
+        self.embeddings, self.attention = _as_array("embeddings", embeddings), _as_array("attention", attention)
+        self.predictions = None if predictions is None else _as_array("predictions", predictions)
+        if grid is not None and not (isinstance(grid, Sequence) and len(grid) == 2 and all(map(_is_whole, grid))):
+            raise ValueError(f"grid: expected two whole numbers, rows and columns; found {one_line(repr(grid))}")
         self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
-        self.prefix_tokens = prefix_tokens
-        self.crops = None if crops is None else _as_array(crops)
+        if not _is_whole(prefix_tokens):
+            raise ValueError(f"prefix_tokens: expected a whole number; found {one_line(repr(prefix_tokens))}")
+        self.prefix_tokens = int(prefix_tokens)
+        self.crops = None if crops is None else _as_array("crops", crops)
         self._check_shapes()
         if check:
             self._check_values()
@@ -112,6 +120,7 @@ class Observations:
             for field, values in batch._asdict().items():
                 if values is not None:
                     _refuse(~torch.isfinite(values), part.start, field, "is NaN or infinite")
+                    _refuse(values.abs() > _LARGEST, part.start, field, f"is beyond ±{_LARGEST:.0e}; scale it down")
             _refuse(batch.attention < 0, part.start, "attention", "is negative")
             _refuse(batch.attention.float().sum(1) <= 0, part.start, "attention", "is zero for every token")
             if (predictions := batch.predictions) is not None:
@@ -171,10 +180,29 @@ class Observations:
         return f"Observations({len(self)} images, {self.n_tokens} tokens ({grid}), d = {self.dim}, {classes})"
 
 
-def _as_array(value: ArrayLike) -> ArrayLike:
+def _as_array(field: str, value: ArrayLike) -> ArrayLike:
+    """The array as it is given, if it is one of real numbers."""
+    expected = f"{field}: expected real numbers of at most 64 bits in a dense array or tensor; found"
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
+            kind = "a meta tensor, which has no values" if value.is_meta else f"{value.layout} of {value.dtype}"
+            raise ValueError(f"{expected} {kind}")
         return value.detach()
-    return value if hasattr(value, "shape") and hasattr(value, "__getitem__") else np.asarray(value)
+    if not (hasattr(value, "shape") and hasattr(value, "__getitem__")):
+        try:
+            value = np.asarray(value)
+        except (ValueError, TypeError):
+            raise ValueError(f"{expected} lists of different lengths, or of other things") from None
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and (dtype.kind not in "biuf" or dtype.itemsize > 8):
+        raise ValueError(f"{expected} {dtype}")
+    if np.ma.is_masked(value):
+        raise ValueError(f"{expected} a masked array")
+    return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _as_tensor(values: ArrayLike) -> Tensor:

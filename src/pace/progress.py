@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from pace.terminal import CleanConsole, one_line
+
 _PATIENCE = 1.0  # seconds before the bar appears
 
 
@@ -18,7 +20,7 @@ class Advance(Protocol):
 def announce(step: str, show: bool | None = None) -> None:
     """A line on standard error for a step without a bar: on a terminal, or if `show` is True."""
     if sys.stderr.isatty() if show is None else show:
-        print(f"{step} …", file=sys.stderr, flush=True)
+        print(f"{one_line(step)} …", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -28,7 +30,6 @@ def progress(title: str, total: int | None, show: bool | None = None, done: int 
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda steps=1, note="": None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -36,9 +37,9 @@ def progress(title: str, total: int | None, show: bool | None = None, done: int 
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar = Progress(*columns, console=CleanConsole(stderr=True))
     task = bar.add_task(title, total=total, completed=done, note="")
     begin = time.monotonic()
 

@@ -15,10 +15,19 @@ from typer.core import TyperGroup
 
 from pace import __version__
 from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
-from pace.cli.errors import line_of, one_line
+from pace.cli.errors import line_of
 from pace.cli.options import with_options
-from pace.cli.output import as_json, complain, first_process, on_terminal, warnings_in_one_line
+from pace.cli.output import (
+    as_json,
+    complain,
+    console,
+    first_process,
+    on_terminal,
+    warnings_in_one_line,
+    will_be_restarted,
+)
 from pace.cli.runs import Invocation
+from pace.terminal import one_line
 
 
 class Interrupted(Exception):
@@ -53,7 +62,7 @@ class Commands(TyperGroup):
                 redirect_stdout(sys.stderr if json else sys.stdout),  # nothing but the document may be printed there
             ):
                 code, document = _outcome(command, invocation.options, debug)
-            if json and document and first_process():
+            if json and document and first_process() and not (code in (1, 2) and will_be_restarted()):
                 print(as_json(document), flush=True)
         except BrokenPipeError:  # the reader closed the pipe; leave nothing to be flushed at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -79,7 +88,7 @@ def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -
         raise
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            console(stderr=True).print(traceback.format_exc())
         code, kind, message = 1, "error", line_of(error, options)
         if hasattr(error, "format_message"):  # typer's: the command was mistyped
             context = getattr(error, "ctx", None)

@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Mapping
 
-_LONGEST = 600  # characters; some libraries print whole state dictionaries
+from pace.terminal import one_line
 
 
 class Problem(ValueError):
@@ -17,16 +17,6 @@ def line_of(error: BaseException, options: Mapping[str, str] | None = None) -> s
     """The error as one printable line; `options` are those of the command, by the names of its parameters."""
     message = _message(error)
     return one_line(message if isinstance(error, Problem) else with_options_named(message, options or {}))
-
-
-def one_line(text: object) -> str:
-    """No line breaks, and no escape sequences from file or class names."""
-    clean = visible(" ".join(str(text).split()))
-    return clean if len(clean) <= _LONGEST else clean[:_LONGEST] + " …"
-
-
-def visible(text: str) -> str:
-    return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def with_options_named(text: str, options: Mapping[str, str]) -> str:
@@ -54,7 +44,8 @@ def _message(error: BaseException) -> str:
         hint = "; make room, then run the same command again" if error.errno == errno.ENOSPC else ""
         return f"{error.strerror}{where}{hint}"
     if type(error).__name__ == "UnreadableImageError":
-        return f"{error}; --skip-unreadable leaves such files out"
+        text = str(error).replace("PIL.Image.MAX_IMAGE_PIXELS", "--max-pixels")
+        return f"{text}; --skip-unreadable leaves such files out"
     if isinstance(error, (ValueError, OSError, ImportError)):  # what the library raises for bad input
         return str(error) or type(error).__name__
     return f"unexpected {type(error).__name__}: {error} (--debug shows where)"

@@ -55,6 +55,7 @@ def open_images(chosen: ImageOptions) -> ImageSet:
 
     if chosen.images in DATASETS and chosen.images not in GENERATED and chosen.data_root is None:
         raise Problem(f"--images {chosen.images} needs --data-root, the folder that holds the dataset")
+    allow(chosen.max_pixels)
     on_error: Any = "skip" if chosen.skip_unreadable else "raise"
     with busy("opening the images"):
         images = library.open_images(str(chosen.images), chosen.data_root, chosen.split or "train", on_error)
@@ -63,6 +64,13 @@ def open_images(chosen: ImageOptions) -> ImageSet:
     # A random sample, since the first images are often all of one class.
     drawn = np.random.default_rng(chosen.seed).permutation(len(images))[: chosen.limit]
     return images.subset(np.sort(drawn).tolist())
+
+
+def allow(max_pixels: int | None) -> None:
+    if max_pixels is not None:
+        from PIL import Image
+
+        Image.MAX_IMAGE_PIXELS = max_pixels
 
 
 def has_splits(images: str | None) -> bool:

@@ -82,6 +82,10 @@ _IMAGES = _images_option(
 _SPLIT = _images_option(help="Such as train or test.", show_default="train; test to evaluate and report")
 DataRoot = Annotated[str | None, _images_option(metavar="FOLDER", help="The folder with flower, cars or cub.")]
 SkipUnreadable = Annotated[bool, _images_option("--skip-unreadable", help="Leave out images that cannot be read.")]
+MaxPixels = Annotated[
+    int | None,
+    _images_option("--max-pixels", min=1, help="Refuse larger images.", show_default="89478485, as Pillow advises"),
+]
 Pairs = Annotated[bool, _images_option("--pairs/--no-pairs", help="Also use perturbed views, for stability.")]
 
 
@@ -92,6 +96,7 @@ class ImageOptions:
     split: Annotated[str | None, _SPLIT] = None
     limit: Annotated[int | None, _images_option(min=1, help="Use a random sample of this many images.")] = None
     skip_unreadable: SkipUnreadable = False
+    max_pixels: MaxPixels = None
     seed: Seed = 0
 
 

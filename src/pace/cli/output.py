@@ -12,11 +12,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pace.cli.errors import one_line, visible, with_options_named
+from pace.cli.errors import with_options_named
+from pace.terminal import CleanConsole, one_line, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pace.metrics import Scores
 
 _FILE_WIDTH = 200  # columns, if the output is not a terminal
@@ -36,13 +35,15 @@ def first_process() -> bool:
     return not several_processes() or os.environ.get("RANK") == "0"
 
 
-def console(stderr: bool = False) -> Console:
-    from rich.console import Console
+def will_be_restarted() -> bool:
+    """Whether torchrun starts this process once more if it fails, so that its error is not the outcome."""
+    done, most = (int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    return done < most
 
+
+def console(stderr: bool = False) -> CleanConsole:
     terminal = on_terminal(sys.stderr if stderr else sys.stdout)
-    width = None if terminal else _FILE_WIDTH
-    # Names of files and classes are shown as they are, not as markup or emoji.
-    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    return CleanConsole(stderr=stderr, width=None if terminal else _FILE_WIDTH, soft_wrap=True)
 
 
 def say(text: str = "", style: str | None = None) -> None:
@@ -63,7 +64,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[in
 
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, title in enumerate(head):
-        shown.add_column(title, justify="left" if number in words else "right", overflow="fold")
+        shown.add_column(one_line(title), justify="left" if number in words else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(Text(one_line(cell)) for cell in row))
     console().print(shown, soft_wrap=False)
@@ -83,10 +84,9 @@ def show_scores(scores: Scores, every: bool = False) -> None:
 
 def busy(what: str) -> AbstractContextManager[Any]:
     """A spinner on a terminal, for steps without a progress bar."""
-    from rich.text import Text
+    from rich.text import Text  # a string would be read as markup
 
-    line = Text(f"{visible(what)} …")  # not markup: names may have brackets
-    return console(stderr=True).status(line) if on_terminal(sys.stderr) else nullcontext()
+    return console(stderr=True).status(Text(f"{what} …")) if on_terminal(sys.stderr) else nullcontext()
 
 
 @contextmanager

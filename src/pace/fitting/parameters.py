@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pace.terminal import one_line
+
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*(?:([kmgt])(ib|b)?|b)?", re.IGNORECASE)
 
 
@@ -31,7 +33,7 @@ class Parameter:
 
     def check(self, value: Any) -> None:
         if not self.accepts(value):
-            raise ValueError(f"{self.name}: expected {self.expected}; found {value!r}")
+            raise ValueError(f"{self.name}: expected {self.expected}; found {one_line(repr(value))}")
 
 
 def _is_number(value: Any, kind: type) -> bool:
@@ -66,7 +68,7 @@ def _is_alpha(value: Any) -> bool:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         return False
-    return numbers.ndim <= 1 and bool((numbers > 0).all() and np.isfinite(numbers).all())
+    return numbers.ndim <= 1 and bool(((numbers >= 1e-12) & (numbers <= 1e12)).all())  # else θ is NaN
 
 
 def memory_in_bytes(value: Any) -> int | None:
@@ -100,7 +102,7 @@ _TABLE = (
               "Shape of a concept."),
     Parameter("updates", "exact", *_one_of("exact", "paper"), "--updates", None,
               "Coordinate ascent, or the rules as the paper prints them."),
-    Parameter("alpha", "learn", "one positive number, one for every concept, 'learn' or None", _is_alpha,
+    Parameter("alpha", "learn", "one positive number (1e-12 to 1e12), one for every concept, 'learn' or None", _is_alpha,
               "--alpha", "NUMBER|learn", "Dirichlet prior of an image's mixture, in patches."),
     Parameter("prune", "auto", *_one_of(True, False, "auto"), "--prune/--no-prune", None,
               "Leave concepts empty where less than half of them already predict the model's output."),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from abc import abstractmethod
+from collections import Counter
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ from numpy.typing import NDArray
 
 from pace.images.birds import Birds
 from pace.images.color import Color
-from pace.images.decoding import EXTENSIONS
+from pace.images.decoding import readable
 from pace.images.imageset import ImageFiles, ImageSet, OnError
+from pace.naming import class_titles
+from pace.terminal import one_line, visible
 
 StrPath = str | PathLike[str]
 Listing = tuple[list[str], NDArray[np.int64], list[str] | None]  # names, labels and class names
@@ -108,8 +113,7 @@ class CUB(Published):
         self.part_names = list(parts.values())
         self._parts = dict(zip(paths.values(), self._part_places(len(paths), len(parts)), strict=True))
         ids = [image for image in paths if splits[image] == ("1" if split == "train" else "0")]
-        # "001.Black_footed_Albatross" in the file.
-        titles = [title.split(".", 1)[-1].replace("_", " ") for title in classes.values()]
+        titles = class_titles(list(classes.values()))
         return [paths[image] for image in ids], np.array([int(labels[image]) - 1 for image in ids]), titles
 
     def _table(self, name: str) -> dict[int, str]:
@@ -140,14 +144,24 @@ class Folder(ImageFiles):
     """All images in a folder, sorted by name. Subfolders are classes; without subfolders there are no labels.
 
     Every subfolder is a class, even an empty one, so that the same folders give the same labels in every split.
-    Hidden files and folders are ignored.
+    Hidden files and folders are ignored, other files left out with a warning. HEIC needs pillow-heif.
     """
 
     def __init__(self, path: StrPath, on_error: OnError = "raise") -> None:
         root = Path(path).expanduser()
         classes = _subfolders(root)
-        flat = sorted(entry.name for entry in root.iterdir() if _is_image(entry))
-        found = [[entry for entry in (root / name).rglob("*") if _is_image(entry)] for name in classes]
+        endings = {ending for of_format in readable().values() for ending in of_format}
+        others: Counter[str] = Counter()
+
+        def is_image(entry: Path) -> bool:
+            if entry.name.startswith(".") or not entry.is_file():
+                return False
+            ending = entry.suffix.lower()
+            others.update([] if ending in endings else [ending])
+            return ending in endings
+
+        flat = sorted(entry.name for entry in root.iterdir() if is_image(entry))
+        found = [[entry for entry in (root / name).rglob("*") if is_image(entry)] for name in classes]
         below = [sorted(entry.relative_to(root).as_posix() for entry in entries) for entries in found]
         in_classes = [name for names in below for name in names]
         if flat and in_classes:
@@ -155,8 +169,12 @@ class Folder(ImageFiles):
                 f"{root} has {len(flat)} images of its own ({flat[0]}, …) and {len(in_classes)} in subfolders "
                 f"({in_classes[0]}, …); expected either images or class folders"
             )
+        left_out = _left_out(others)
         if not flat and not in_classes:
-            raise FileNotFoundError(f"no image in {root} or its subfolders; known endings: {' '.join(EXTENSIONS)}")
+            known = f"no image in {root} or its subfolders; known endings: {' '.join(sorted(endings))}"
+            raise FileNotFoundError(f"{known}{left_out and '; found '}{left_out}")
+        if left_out:
+            warnings.warn(f"left out of {visible(str(root))}, since they are no images: {left_out}", stacklevel=2)
         labels = None if flat else [label for label, names in enumerate(below) for _ in names]
         super().__init__(root, flat or in_classes, labels, None if flat else classes, on_error=on_error)
 
@@ -180,9 +198,13 @@ def open_images(
         if data_root is None:
             raise ValueError(f"{source}: data_root is needed, the folder that holds the dataset")
         return DATASETS[source](data_root, split, on_error)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"images: expected a dataset's name or a folder; found {type(source).__name__}")
     path = Path(source).expanduser()
-    if not path.is_dir():
-        raise FileNotFoundError(f"{str(path)!r} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}")
+    if not os.path.isdir(path):  # false, too, for names that no file can have
+        raise FileNotFoundError(
+            f"{one_line(repr(str(path)))} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}"
+        )
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
         if split not in subfolders:
@@ -197,8 +219,12 @@ def _subfolders(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _is_image(entry: Path) -> bool:
-    return entry.suffix.lower() in EXTENSIONS and not entry.name.startswith(".") and entry.is_file()
+def _left_out(endings: Counter[str]) -> str:
+    """How many files, by their endings, most frequent first."""
+    order = sorted(endings, key=lambda ending: (-endings[ending], ending or "~"))
+    found = [f"{endings[ending]} {ending or 'without an ending'}" for ending in order]
+    heif = " (pip install pillow-heif to read HEIC)" if endings[".heic"] or endings[".heif"] else ""
+    return visible(", ".join(found)) + heif
 
 
 def _read_mat(path: Path, key: str) -> NDArray[Any]:

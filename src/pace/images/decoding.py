@@ -2,31 +2,83 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from contextlib import nullcontext, suppress
+from functools import cache
+from math import ceil, sqrt
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pace.terminal import visible
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # no other decoder sees an untrusted file
+_FORMATS = {  # with their usual endings; no other decoder sees an untrusted file
+    "AVIF": [".avif"],
+    "BMP": [".bmp"],
+    "GIF": [".gif"],
+    "HEIF": [".heic", ".heif"],
+    "JPEG": [".jpeg", ".jpg"],
+    "PNG": [".png"],
+    "PPM": [".pgm", ".ppm"],
+    "TIFF": [".tif", ".tiff"],
+    "WEBP": [".webp"],
+}
 _ORIENTATION = 0x0112  # in EXIF data
+_PLENTY = 25_000_000  # pixels; a larger picture is reduced by a whole number, since no model sees so many
+
+_one_large = Lock()  # memory is needed for one large picture at a time, however many threads decode
+if hasattr(os, "register_at_fork"):  # else a process forked meanwhile would wait for ever
+    os.register_at_fork(
+        before=_one_large.acquire, after_in_parent=_one_large.release, after_in_child=_one_large.release
+    )
 
 
 class UnreadableImageError(ValueError):
-    """A file that is not an image, or a damaged one."""
+    """A file that is not an image, a damaged one, or one that is too large."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)  # both are kept in `args`, so that the error can be sent between processes
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f'{self.path} cannot be read as an image: {self.reason}; leave such files out with on_error="skip"'
+        why = visible(f"{self.path} cannot be read as an image: {self.reason}")
+        return f'{why}; leave such files out with on_error="skip"'
+
+
+@cache
+def readable() -> dict[str, list[str]]:
+    """The formats that can be read here, with their endings: HEIF if pillow-heif is installed, AVIF if Pillow has it."""
+    from PIL import Image
+
+    with suppress(ImportError):
+        import pillow_heif  # type: ignore[import-not-found]
+
+        pillow_heif.register_heif_opener()
+    Image.init()
+    return {name: endings for name, endings in _FORMATS.items() if name in Image.OPEN}
+
+
+def open_image(path: Path) -> Image:
+    """Pillow's image, of which only the header has been read; refused if it has more pixels than Pillow finds safe."""
+    from PIL import Image
+
+    limit = Image.MAX_IMAGE_PIXELS
+    too_many = f"has more than {limit:,} pixels; if you trust it, raise PIL.Image.MAX_IMAGE_PIXELS" if limit else ""
+    try:
+        image = Image.open(path, formats=list(readable()))
+    except Image.DecompressionBombError as error:  # twice as many
+        raise ValueError(too_many) from error
+    if limit and image.width * image.height > limit:
+        image.close()
+        raise ValueError(too_many)
+    return image
 
 
 def decode(path: Path) -> Tensor:
@@ -34,12 +86,14 @@ def decode(path: Path) -> Tensor:
 
     Greyscale is repeated over the channels, transparency is put on white, palettes and CMYK are converted, EXIF
     orientation is applied, and 16-bit values are scaled to 8 bits. Colour profiles are ignored, as in the pipelines that
-    trained the usual models.
+    trained the usual models. Pictures of more than 25 million pixels are reduced to fewer, JPEGs while they are decoded.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        with open_image(path) as image, _one_large if (excess := _excess(image)) > 1 else nullcontext():
+            if excess > 1:
+                image.draft(None, (image.width // excess, image.height // excess))  # only JPEGs can
             image.load()
             rgb = _to_rgb(image)
             with suppress(Exception):  # damaged metadata of any kind; the picture itself is fine
@@ -57,11 +111,20 @@ def _to_rgb(image: Image) -> Image:
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         # Pillow clips 16 bits at 255 instead of scaling. 65535 / 257 = 255.
-        values = np.asarray(image, dtype=np.float64) / 257
-        return images.fromarray(np.rint(values).clip(0, 255).astype(np.uint8)).convert("RGB")
+        grey = np.empty((image.height, image.width), np.uint8)
+        for row, values in zip(grey, np.asarray(image), strict=True):  # row by row, to need little memory
+            row[:] = np.rint(values / 257).clip(0, 255)
+        image = images.fromarray(grey)
     if image.mode in ("I", "F"):
         raise ValueError(f"{image.mode} pixels (32 bits) have no agreed brightness range; save it with 8 or 16 bits")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return images.alpha_composite(images.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    mode = "RGBA" if image.has_transparency_data else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
+    image = image if _excess(image) == 1 else image.reduce(_excess(image))
+    if mode == "RGBA":
+        image = images.alpha_composite(images.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image
+
+
+def _excess(image: Image) -> int:
+    """By how much a picture's sides have to shrink."""
+    return ceil(sqrt(image.width * image.height / _PLENTY))

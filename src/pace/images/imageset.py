@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pace.images.decoding import UnreadableImageError, decode
+from pace.terminal import visible
 
 OnError = Literal["raise", "skip"]
 
@@ -145,4 +146,4 @@ def short_hash(parts: Iterable[object]) -> str:
 
 def _some(items: Sequence[str]) -> str:
     more = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return visible(", ".join(items[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pace.images import CUB, Birds, Color, ImageSet, Perturbation, PreprocessingLike, prepare, prepare_points
 from pace.images.color import PALETTE
+from pace.images.decoding import open_image
 from pace.metrics.declare import Array
 from pace.progress import progress
 
@@ -96,9 +97,7 @@ def _seen_box(size: int, preprocessing: PreprocessingLike) -> tuple[float, float
 
 def image_size(images: CUB, number: int) -> tuple[int, int]:
     """Height and width from the file's header: decoding thousands of images would take minutes."""
-    from PIL import Image
-
-    with Image.open(images.path(images.names[number])) as image:
+    with open_image(images.path(images.names[number])) as image:
         turned = image.getexif().get(0x0112, 1) >= 5
         width, height = image.size
     return (width, height) if turned else (height, width)

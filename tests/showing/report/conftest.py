@@ -22,7 +22,7 @@ def case():
     known = planted(k=5, images=24, d=12)
     known.perturbed.crops = np.float32([[1, 0, 0, 1]] * 24)  # mirrored
     names = [HOSTILE_FILE, *(f"folder/picture {number:02d}.jpg" for number in range(1, 24))]
-    images = Drawn(names, np.arange(24) % 3, [HOSTILE, "rose & <b>thorn</b>", "oak"])
+    images = Drawn(names, np.arange(24) % 3, [HOSTILE, "rose & <b>thorn</b>", "003.old_oak"])
     model = fit(known.observations, known.perturbed, n_concepts=8, max_iter=6)
     explanation = model.explain(known.observations)
     phi = explanation.phi.copy()

@@ -15,7 +15,7 @@ def noise(count, height=40, width=40):
 
 
 def opened(text):
-    return Image.open(io.BytesIO(b64decode(text)))
+    return Image.open(io.BytesIO(b64decode(text)), formats=["WEBP"])
 
 
 def test_pictures_are_what_was_given_but_never_larger_than_shown():

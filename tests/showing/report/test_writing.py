@@ -79,6 +79,11 @@ def test_names_from_users_do_not_appear_as_html(report):
     assert page_data(report)["classes"][0] == HOSTILE
 
 
+def test_classes_are_shown_with_titles_and_keep_their_names(report):
+    data = page_data(report)
+    assert (data["classes"][2], data["classNames"][2], data["labels"][2]) == ("old oak", "003.old_oak", "old oak")
+
+
 def test_the_file_allows_its_own_style_and_script_and_refers_to_nothing_outside(report):
     text = report.read_text(encoding="utf-8")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1].replace("&#39;", "'")

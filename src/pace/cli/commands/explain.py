@@ -11,9 +11,10 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem, line_of
-from pace.cli.opening import FitRun, open_fit, reopen_images
+from pace.cli.opening import FitRun, allow, open_fit, reopen_images
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
+from pace.naming import class_titles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ def explain(
     top: Annotated[int, typer.Option(min=1, help="Concepts, or parts, to show for each picture.")] = 5,
     level: Annotated[float, typer.Option(min=0, max=1, help="Probability of the credible intervals.")] = 0.9,
     skip_unreadable: options.SkipUnreadable = False,
+    max_pixels: options.MaxPixels = None,
 ) -> dict[str, Any]:
     """Explain your own pictures with the concepts of a fit.
 
@@ -50,6 +52,7 @@ def explain(
       pace explain photo.jpg
       pace explain photo.jpg holiday/ --run runs/fit-color-20250101-120000 --json
     """
+    allow(max_pixels)
     images = _open_pictures(pictures, skip_unreadable)
     found = open_fit(ctx, fit)
     from pace.observing.extract import observe
@@ -62,7 +65,7 @@ def explain(
         concepts = [row["concept"] for picture in explained[: len(shown)] for row in _rows(picture)]
         _write(run, found, shown, concepts, fit.batch_size, level)
     for picture in explained[:_PRINTED]:
-        _show(picture, level)
+        _show(picture, level, class_titles(found.model.class_names or ()))
     if len(explained) > _PRINTED:
         say(f"and {len(explained) - _PRINTED} more pictures; the report shows the first {len(shown)}")
     say(found.in_use)
@@ -184,7 +187,7 @@ def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> Im
     return Joined([*images.names, *names], None, None)
 
 
-def _show(picture: dict[str, Any], level: float) -> None:
+def _show(picture: dict[str, Any], level: float, classes: Sequence[str]) -> None:
     from pace.naming import kind_label
 
     say(picture["picture"], style="bold")
@@ -192,8 +195,9 @@ def _show(picture: dict[str, Any], level: float) -> None:
     first = "part and kind" if "top_parts" in picture else "concept"
     head = [first, "share θ", f"{100 * level:g} % interval", "also seen in"]
     if prediction:
-        say(f"prediction: {prediction['name']} ({100 * prediction['probability']:.1f} %)")
-        head.insert(3, f"η for {prediction['name']}")
+        predicted = classes[prediction["class"]]
+        say(f"prediction: {predicted} ({100 * prediction['probability']:.1f} %)")
+        head.insert(3, f"η for {predicted}")
     rows = []
     for concept in _rows(picture):
         interval = f"{concept['low']:.3f} to {concept['high']:.3f}"

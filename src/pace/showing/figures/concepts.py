@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
+from pace.naming import class_titles
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -81,7 +82,7 @@ def class_concepts(
     if labels is None or model.label_head_.shape[1] == 0:
         raise ValueError("classes need predictions, in the observations and when the model was fitted")
     pictures, grid = Pictures(images, preprocessing, expected=len(observations)), grid_of(observations)
-    names = summary.class_names(class_names, images, observations.n_classes)
+    names = class_titles(summary.class_names(class_names, images, observations.n_classes))
     largest = np.argsort(-np.bincount(labels), kind="stable")[:_CLASSES]
     wanted = [int(n) for n in (largest[np.isin(largest, labels)] if classes is None else np.atleast_1d(classes))]
     missing = [n for n in wanted if n not in labels]

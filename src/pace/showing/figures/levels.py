@@ -12,7 +12,7 @@ from scipy.ndimage import distance_transform_edt, gaussian_filter, label, maximu
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
-from pace.naming import Name, concept_names
+from pace.naming import Name, class_titles, concept_names
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -59,7 +59,7 @@ def three_levels(
     rows = _mixed(model, observations, classes) if shown is None else [range(len(observations))[m] for m in shown]
     if not rows:
         raise ValueError("shown: expected at least one image; found none")
-    names = [] if classes is None else summary.class_names(class_names, images, observations.n_classes)
+    names = [] if classes is None else class_titles(summary.class_names(class_names, images, observations.n_classes))
     explanation, use = model.explain(observations[rows]), summary.use_of(model.concept_weights_)
     wanted = drawing.chosen(concepts, _in_turn(explanation.theta, use.used)[:n_concepts], explanation.n_concepts)
     typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)

@@ -14,7 +14,7 @@ from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
 from pace.metrics.inputs import concept_counts
-from pace.naming import concept_names
+from pace.naming import class_titles, concept_names
 from pace.observations import Observations
 from pace.places import matching_patches
 from pace.showing import summary
@@ -65,7 +65,8 @@ def _labels(images: Images) -> list[str] | None:
     if not isinstance(images, ImageSet) or images.labels is None:
         return None
     names = images.class_names
-    return [f"class {label}" if names is None else names[label] for label in images.labels.tolist()]
+    titles = None if names is None else class_titles(names)
+    return [f"class {label}" if titles is None else titles[label] for label in images.labels.tolist()]
 
 
 def view(explanation: Explanation, observations: Observations, with_predictions: bool) -> dict[str, Any]:
@@ -197,7 +198,8 @@ def _classes(model: PACE, observations: Observations, theta: Array, names: list[
         top = summary.class_concepts(theta[own] if own.size else theta, evidence[:, n], used, _CLASS_CONCEPTS)
         found.append([(k, strength, _holders(theta[:, k], own)) for k, strength in top])
     return {
-        "classes": names,
+        "classes": class_titles(names),
+        "classNames": names,  # as the model has them
         "evidence": packed(evidence, "i16", 32767 / 2),  # from -2 to 2
         # The class that θ points to through η, whatever the transformer said.
         "pointed": (theta @ evidence).argmax(1).tolist() if names else None,

@@ -23,7 +23,7 @@ function allClasses(query) {
   const search = h("input", { type: "search", id: "class-search", placeholder: "Class name", autocomplete: "off", spellcheck: "false", value: query.get("q") ?? "" });
   const filter = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    order.forEach((n, index) => { cards[index].hidden = !words.every((word) => data.classes[n].toLowerCase().includes(word)); });
+    order.forEach((n, index) => { cards[index].hidden = !words.every((word) => `${data.classes[n]} ${data.classNames[n]}`.toLowerCase().includes(word)); });
     const shown = cards.filter((card) => !card.hidden).length;
     count.textContent = shown === CLASSES ? plural(CLASSES, "class", "classes") : `${shown} of ${plural(CLASSES, "class", "classes")}`;
   };
@@ -41,7 +41,7 @@ function classCard(n) {
   const found = data.classConcepts[n].slice(0, 3);
   const count = predictedAs(n);
   return h("li", { class: "card class" },
-    h("h2", {}, h("a", { class: "cover clip", href: link.class(n) }, data.classes[n]), count !== null && h("span", { class: "figure" }, plural(count, "image"))),
+    h("h2", {}, h("a", { class: "cover clip", href: link.class(n), title: data.classNames[n] }, data.classes[n]), count !== null && h("span", { class: "figure" }, plural(count, "image"))),
     found.length ? h("ol", { class: "voices" }, found.map(([k]) => h("li", {}, face(k), conceptName(k))))
       : h("p", { class: "quiet" }, "No concept in use speaks for this class."));
 }
@@ -52,7 +52,7 @@ function oneClass(n) {
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Classes" }, h("a", { href: "#/classes" }, "All classes"),
       count > 0 && h("span", { class: "steps" }, h("a", { class: "button", href: address("images", data.original.predictions.findIndex(([[first]]) => first === n), { class: n }) }, `See its ${plural(count, "image")}`))),
-    h("header", { class: "lead" }, h("h1", {}, data.classes[n]),
+    h("header", { class: "lead" }, h("h1", { title: data.classNames[n] }, data.classes[n]),
       note(found.length ? "The concepts that speak most for this class, strongest first. " : "No concept in use speaks for this class. ",
         count === 0 ? "None of these images is predicted as this class, so the ranking uses all images." : "")),
     found.map(([k, strength, images], index) => h("section", { class: "card voice", "aria-labelledby": `voice-${k}` },
