@@ -15,8 +15,10 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as when the disk is full
+            error.filename = str(path)
         raise
     if os.name == "posix":  # elsewhere a folder cannot be opened
         folder = os.open(path.parent, os.O_RDONLY)
