@@ -93,7 +93,7 @@ def read_tensors(file: Path, pattern: Any, remedy: str) -> tuple[dict[str, Tenso
             raise ValueError("it is no safetensors file, or its end is missing")
         header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["pace"])
         expect(header, {"crc32": str}, "header")
-        if header["crc32"] != _checksum(content, header["crc32"]):
+        if (written := header.pop("crc32")) != _checksum(content, written):
             raise ValueError("its checksum is wrong")
         expect(header, pattern, "header")
         return load(content), header
