@@ -11,6 +11,7 @@ from fits import KINDS, drawn, fit, same_bits
 from safetensors.torch import load_file
 
 from pace import Observations
+from pace.files import locked
 from pace.fitting.checkpoints import Checkpoint, how_far, likeness, remove
 
 
@@ -86,6 +87,7 @@ def test_stopped_while_a_checkpoint_is_written_the_one_before_it_counts(file, tm
 
         with monkeypatch.context() as patch:
             patch.setattr("pace.fitting.checkpoints.write_atomically", crash)
+            patch.setattr("pace.files.write_atomically", crash)
             with pytest.raises(Crash):
                 fit(checkpoint=folder)
         assert how_far(folder).done == (2 if file == "index" and after else 1)
@@ -207,8 +209,9 @@ def test_two_fits_cannot_share_a_folder_and_a_killed_one_does_not_keep_it(tmp_pa
     if hasattr(os, "fork"):
         child = os.fork()
         if child == 0:
-            monkeypatch.setattr(Checkpoint, "write", lambda *_: os._exit(9))  # the lock is still there
-            fit(checkpoint=folder)
+            folder.mkdir()
+            with locked(folder, ""):
+                os._exit(9)  # the lock's file is still there
         os.waitpid(child, 0)
         assert os.listdir(folder) == ["lock"]
         same_bits(fit(checkpoint=folder), whole)

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.atomic import write_atomically
 from pace.backbones.backbone import Backbone
+from pace.files import read_tensors, reading, save_tensors
 from pace.images import ImageSet, normalize, to_float
 from pace.images.loading import decoded
 from pace.progress import progress
+
+_FORMAT = "pace-probe-1"
 
 
 def linear_probe(features: Any, labels: Any) -> nn.Linear:
@@ -67,15 +69,16 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int = 64) -> nn.
 
 
 def save_probe(head: nn.Module, path: Path) -> None:
-    from safetensors.torch import save
-
-    write_atomically(path, save({name: weight.cpu().contiguous() for name, weight in head.state_dict().items()}))
+    save_tensors(path, head.state_dict(), {"format": _FORMAT})
 
 
 def load_probe(path: Path) -> nn.Linear:
-    from safetensors.torch import load_file
-
-    return _linear(**load_file(path))
+    remedy = "run the command that made it again"
+    tensors, _ = read_tensors(path, {"format": _FORMAT}, remedy)
+    with reading(path, remedy):
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+            raise ValueError("a number in it is not finite")
+        return _linear(**tensors)
 
 
 def zero_shot(text_features: Tensor, scale: float = 100.0) -> Callable[[Tensor], Tensor]:

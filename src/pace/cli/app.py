@@ -17,8 +17,8 @@ from pace import __version__
 from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
 from pace.cli.errors import line_of, one_line
 from pace.cli.options import with_options
-from pace.cli.output import as_json, complain, first_process, on_terminal, warnings_in_one_line
-from pace.cli.runs import Invocation
+from pace.cli.output import as_json, complain, first_process, on_terminal, say, starts_again, warnings_in_one_line
+from pace.cli.runs import Finished, Invocation
 
 
 class Interrupted(Exception):
@@ -77,6 +77,9 @@ def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -
         code, kind, message = 130, "stopped", one_line(interrupt) or "interrupted"  # 130: as shells report Ctrl-C
     except BrokenPipeError:
         raise
+    except Finished as finished:
+        say(str(finished))
+        return 0, finished.record
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -86,7 +89,7 @@ def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -
             where = f" (see {context.command_path} --help)" if context is not None else ""
             code, message = int(getattr(error, "exit_code", 2)), one_line(error.format_message()) + where
     complain(kind, message)
-    return code, {"error": message}
+    return code, {} if starts_again() else {"error": message}
 
 
 app = typer.Typer(

@@ -36,6 +36,12 @@ def first_process() -> bool:
     return not several_processes() or os.environ.get("RANK") == "0"
 
 
+def starts_again() -> bool:
+    """Whether torchrun will start this process again after an error."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    return several_processes() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < restarts
+
+
 def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
