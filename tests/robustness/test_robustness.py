@@ -1,4 +1,4 @@
-"""A small, seeded run of benchmarks/robustness.py: damaged files are refused in a line, and killed work is the same in the end."""
+"""A small, seeded run of benchmarks/robustness.py: damaged files are refused in a line, killed work is the same in the end."""
 
 import json
 import os
