@@ -111,7 +111,9 @@ def examples(folder: Path) -> dict[str, tuple[Path, Read]]:
     learn(checkpoint=checkpoint, checkpoint_every=0, keep_checkpoint=True)
 
     def resume() -> object:
-        return learn(checkpoint=checkpoint, checkpoint_every=0, keep_checkpoint=True).means_
+        shutil.rmtree(folder / "again", ignore_errors=True)
+        again = shutil.copytree(checkpoint, folder / "again" / "checkpoint")  # it is replaced when the fit is done
+        return learn(checkpoint=again, checkpoint_every=0, keep_checkpoint=True).means_
 
     for file in sorted(checkpoint.iterdir()):
         found[f"checkpoint's {file.name.partition('-')[0].partition('.')[0]}"] = file, resume

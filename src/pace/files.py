@@ -96,7 +96,10 @@ def read_tensors(file: Path, pattern: Any, remedy: str) -> tuple[dict[str, Tenso
         if (written := header.pop("crc32")) != _checksum(content, written):
             raise ValueError("its checksum is wrong")
         expect(header, pattern, "header")
-        return load(content), header
+        tensors = load(content)
+        if any(tensor.is_complex() for tensor in tensors.values()):  # torch would drop the imaginary part
+            raise ValueError("it has complex numbers")
+        return tensors, header
 
 
 def _checksum(content: bytes, written: str) -> str:
