@@ -224,7 +224,7 @@ def spoil(kind: str, file: Path, content: bytes, draw: random.Random) -> bool:
     return False
 
 
-def damage(count: int, seed: int) -> dict[str, Any]:
+def damage(count: int, seed: int, until: float) -> dict[str, Any]:
     """Tallies of what came of so many damaged files, and the first of each wrong outcome."""
     draw, tally, wrong = random.Random(seed), Counter[str](), {}
     os.fsync = lambda _: None  # type: ignore[assignment]  # nobody pulls the plug here
@@ -232,6 +232,8 @@ def damage(count: int, seed: int) -> dict[str, Any]:
         found = examples(Path(folder))
         good = {kind: read() for kind, (_, read) in found.items()}
         for number in range(count):
+            if time.monotonic() > until:
+                break
             kind = sorted(found)[number % len(found)]
             (file, read), before = found[kind], {}
             for one in file.parent.iterdir():
@@ -322,7 +324,7 @@ def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield str(file.relative_to(folder)), file.read_bytes()
 
 
-def kill(count: int, seed: int, what: Callable[[Path], None], most_calls: int) -> dict[str, int]:
+def kill(count: int, seed: int, what: Callable[[Path], None], most_calls: int, until: float) -> dict[str, int]:
     """So many kills; every folder has to end like that of a run that nobody killed."""
     draw, tally = random.Random(seed), Counter(kills=0, finished=0, different=0, failed=0)
     with tempfile.TemporaryDirectory() as place:
@@ -330,7 +332,7 @@ def kill(count: int, seed: int, what: Callable[[Path], None], most_calls: int) -
         whole.mkdir()
         what(whole)  # here, so that everything is imported
         expected, number = dict(contents(whole)), 0
-        while tally["kills"] < count:
+        while tally["kills"] < count and time.monotonic() < until:
             number += 1
             folder = Path(place) / f"killed-{number}"
             folder.mkdir()
@@ -353,12 +355,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--damaged", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=1_000)
     parser.add_argument("--command-kills", type=int, default=50, help="of `pace fit`, which takes longer")
+    parser.add_argument(
+        "--minutes", type=float, default=600.0, help="for each of the three; what was done until then counts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a forked process cannot have the threads of the one it came from
     found: dict[str, Any] = {"seed": given.seed}
+
+    def until() -> float:
+        return time.monotonic() + 60 * given.minutes
+
     if given.kills:
-        found["kills"] = kill(given.kills, given.seed, work, 180)
+        found["kills"] = kill(given.kills, given.seed, work, 180, until())
     if given.command_kills:
         with tempfile.TemporaryDirectory() as place:
             os.chdir(place)
@@ -369,10 +378,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 folder.mkdir(parents=True, exist_ok=True)
                 noise = np.random.default_rng(number).integers(0, 255, (64, 64, 3), np.uint8)
                 Image.fromarray(noise).save(folder / f"{number}.png")
-            found["kills of pace fit"] = kill(given.command_kills, given.seed, command, 80)
+            found["kills of pace fit"] = kill(given.command_kills, given.seed, command, 80, until())
             os.chdir("/")
     if given.damaged:
-        found["damaged"] = damage(given.damaged, given.seed)
+        found["damaged"] = damage(given.damaged, given.seed, until())
     print(json.dumps(found, indent=1))
     return found
 
