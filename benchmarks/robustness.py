@@ -32,7 +32,7 @@ import torch
 
 from pace import PACE, Observations
 from pace.backbones import color_vit, load_finetuned
-from pace.backbones.heads import load_probe, save_probe
+from pace.backbones.heads import load_head, save_head
 from pace.benchmark.cache import Cache
 from pace.benchmark.methods import Method
 from pace.benchmark.results import Results, Row
@@ -98,8 +98,11 @@ def examples(folder: Path) -> dict[str, tuple[Path, Read]]:
 
     found["store's index"] = folder / "store" / "index.json", read_store
     found["shard"] = folder / "store" / store.shards[1].file, read_store
-    save_probe(torch.nn.Linear(DIM, CLASSES), folder / "head.safetensors")
-    found["head"] = folder / "head.safetensors", lambda: load_probe(folder / "head.safetensors").weight.numpy()
+    save_head(torch.nn.Linear(DIM, CLASSES), folder / "head.safetensors")
+    found["head"] = (
+        folder / "head.safetensors",
+        lambda: load_head(folder / "head.safetensors").state_dict()["weight"].numpy(),
+    )
     shutil.copy(Path(color_vit.__file__).parent / "color_vit.safetensors", folder / "tuned.safetensors")
     network = color_vit.new_model()
 

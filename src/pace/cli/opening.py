@@ -14,7 +14,7 @@ import numpy as np
 import typer
 
 from pace.cli.errors import Problem, line_of
-from pace.cli.options import FitOptions, ImageOptions, LayerOptions
+from pace.cli.options import FitOptions, HeadOptions, ImageOptions, LayerOptions
 from pace.cli.output import busy, say
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
 from pace.files import DamagedFile, read_json
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
-CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
 CONCEPTS, GALLERY = "concepts.safetensors", "gallery.json"  # of a run of `pace fit`
 _HEAD = "head.safetensors"
 _ORIGINAL, _PERTURBED = "original", "perturbed"  # folders of a run of `pace extract`
@@ -42,11 +41,14 @@ def device_of(name: str) -> torch.device:
         import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
     try:
         return torch.empty(1, device=name).device
     except Exception as error:
-        raise Problem(f"--device {name} cannot be used; expected auto, cpu or cuda (or cuda:1, …): {error}") from None
+        expected = "auto, cpu, cuda (or cuda:1, …) or mps"
+        raise Problem(f"--device {name} cannot be used; expected {expected}: {error}") from None
 
 
 def open_images(chosen: ImageOptions) -> ImageSet:
@@ -106,12 +108,12 @@ class OpenedModel:
         }
 
     def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
-        """The probe, if there is one, and the names of the predicted classes."""
-        from pace.backbones.heads import save_probe
+        """The head, if one was added, and the names of the predicted classes."""
+        from pace.backbones.heads import save_head
         from pace.showing.summary import class_names
 
         if self.backbone.head is not None:
-            save_probe(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+            save_head(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
         else:
             run.file(_HEAD).unlink(missing_ok=True)  # of an attempt with other options
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
@@ -120,22 +122,26 @@ class OpenedModel:
 
 def load_model(choice: ModelChoice) -> tuple[nn.Module, Sequence[str] | None]:
     """The model and the names of its classes."""
-    from pace.backbones import ModelChoice, load_finetuned, open_model
+    from pace.backbones import open_model
 
-    path = Path(choice.name).expanduser()
-    folder = path.parent if path.name == CHECKPOINT else path
     with busy(f"loading {choice.name}"):
-        if not (folder / "run.json").is_file():
-            return open_model(choice)
-        if choice.normalize is not None:
-            raise Problem(f"--normalize: {choice.name} was fine-tuned with its own normalisation; leave it out")
-        run = open_run(str(folder), "finetune")
-        base = ModelChoice(*(run.record["model"][name] for name in ("name", "architecture", "image_size")))
-        if base.architecture and Path(base.name).suffix == ".safetensors":
-            base = replace(base, name=base.architecture, architecture=None)  # the first weights may be gone by now
-        model, _ = open_model(base, pretrained=False)
-        found = load_finetuned(model, run.file(CHECKPOINT))
-        return found.model, found.class_names
+        return open_model(choice)
+
+
+def say_what_was_recognised(choice: ModelChoice, model: Any) -> None:
+    """What a file of weights is taken for, if the command does not tell: a wrong guess must be seen."""
+    from pace.backbones.checkpoints import FORMATS
+    from pace.backbones.libraries import describe
+    from pace.backbones.preprocessing import NORMALIZATIONS
+
+    path = Path(choice.name)
+    if choice.architecture is None and path.suffix in FORMATS and not (path.parent / "run.json").is_file():
+        how, noted = describe(model).preprocessing, getattr(model, "pretrained_cfg", None) or {}
+        usual = next((name for name, values in NORMALIZATIONS.items() if values == (how.mean, how.std)), "its own")
+        taken_for = noted.get("architecture", type(model).__name__)
+        say(
+            f"{path.name}: taken for {taken_for}, {how.size[0]} pixels, normalised as {usual} (--normalize says otherwise)"
+        )
 
 
 def _open_at_layer(choice: ModelChoice, device: torch.device, **options: Any) -> OpenedModel:
@@ -150,7 +156,7 @@ def _open_at_layer(choice: ModelChoice, device: torch.device, **options: Any) ->
 
 
 def open_images_and_model(
-    images: ImageOptions, model: str, how: LayerOptions, probe: bool, device: torch.device, batch_size: int
+    images: ImageOptions, model: str, how: LayerOptions, head: HeadOptions, device: torch.device, batch_size: int
 ) -> tuple[ImageSet, OpenedModel]:
     """Images first: they open quickly, so a misspelt name is found before a large model is loaded."""
     from pace.backbones import ModelChoice, choose_layer
@@ -158,23 +164,44 @@ def open_images_and_model(
     opened = open_images(images)
     choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=say)
     explained = _open_at_layer(ModelChoice(model, **asdict(how)), device, choose_layer=choose)
-    if probe:
-        from pace.backbones.heads import fit_probe
+    say_what_was_recognised(explained.choice, explained.backbone.model)
+    return opened, _with_head(explained, opened, head, batch_size)
 
-        explained.backbone.head = fit_probe(explained.backbone, opened, batch_size)
-        explained = replace(explained, class_names=opened.class_names)
-    return opened, explained
+
+def _with_head(opened: OpenedModel, images: ImageSet, how: HeadOptions, batch_size: int) -> OpenedModel:
+    from pace.backbones.heads import HEADS, fit_head, pooled_features, zero_shot_from_names
+
+    backbone, names = opened.backbone, images.class_names
+    if how.head is not None and how.classes is not None:
+        raise Problem("--head and --classes each make the predictions; leave one out")
+    if how.classes is not None:
+        lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
+        names = [line.strip() for line in lines if line.strip()]
+        head = zero_shot_from_names(backbone.model, names)
+    elif how.head is not None:
+        if how.head not in HEADS:
+            raise Problem(f"--head {how.head}: expected {', '.join(HEADS)}")
+        if how.head != "clusters" and images.labels is None:  # before the images go through the model
+            raise Problem(f"--head {how.head}: needs labels; expected a dataset or a folder of class folders")
+        head = fit_head(how.head, pooled_features(backbone, images, batch_size), images.labels)
+        if how.head == "clusters":
+            names = [f"cluster {number}" for number in range(1, len(head.bias) + 1)]  # type: ignore[arg-type]
+            say(f"predictions are {len(names)} clusters of the model's own features, not classes of yours")
+    else:
+        return opened
+    backbone.head = head.to(backbone.device)
+    return replace(opened, class_names=names)
 
 
 def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> OpenedModel:
     """The model of a run, which must still be the same: explanations of another one would be meaningless."""
     from pace.backbones import ModelChoice
-    from pace.backbones.heads import load_probe
+    from pace.backbones.heads import load_head
 
     kept = run.record["model"]
     choice = ModelChoice(**{field.name: kept[field.name] for field in fields(ModelChoice)})
     try:
-        head = load_probe(run.file(_HEAD)) if kept["head"] else None
+        head = load_head(run.file(_HEAD)) if kept["head"] else None
         model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
     except FileNotFoundError as error:
         raise Problem(f"{line_of(error)}; if the model of {run.folder} has moved, say where with --model") from None
@@ -220,8 +247,8 @@ def read_extracted(run: Run, pairs: bool) -> Views:
 def _checked(observations: Observations, perturbed: Observations | None = None) -> Views:
     if not observations.n_classes:
         warnings.warn(
-            "this model has no classifier, so there are no predictions to explain; "
-            "--probe fits one on the labels, `pace finetune` trains one",
+            "this model has no classifier, so there are no predictions to explain; --head probe or knn makes them from "
+            "labels, --head clusters from the model's own features, `pace finetune` trains a classifier",
             stacklevel=3,
         )
     return observations, perturbed
@@ -288,6 +315,7 @@ def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     """The run that the options name, or the latest one; the record of this command then names it too."""
     device = device_of(options.device)
     from pace import PACE
+    from pace.backbones.backbone import without_apple
 
     runs = all_runs("fit") if options.fit_run is None else [open_run(options.fit_run, "fit")]
     if not runs:
@@ -299,5 +327,5 @@ def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     if status == "interrupted":
         warnings.warn(f"{run.folder} was stopped after {results['epochs']} epochs, before it converged", stacklevel=2)
     ctx.params["fit_run"] = str(run.folder.resolve())
-    concepts = PACE.load(run.file(CONCEPTS), device=str(device))
+    concepts = PACE.load(run.file(CONCEPTS), device=str(without_apple(device)))
     return FitRun(run, device, concepts, reopen_model(run, device, options.moved))

@@ -89,7 +89,10 @@ def show_scores(scores: Scores, every: bool = False) -> None:
 
 def busy(what: str) -> AbstractContextManager[Any]:
     """A spinner on a terminal, for steps without a progress bar."""
-    return console(stderr=True).status(f"{what} …") if on_terminal(sys.stderr) else nullcontext()
+    from rich.text import Text
+
+    line = Text(f"{visible(what)} …")  # not markup: names may have brackets
+    return console(stderr=True).status(line) if on_terminal(sys.stderr) else nullcontext()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def extract(
     images: options.RequiredImages,
     model: options.Model,
     how: options.LayerOptions,
-    probe: options.Probe = False,
+    head: options.HeadOptions,
     pairs: options.Pairs = True,
     compute: options.Compute,
 ) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def extract(
     If it is stopped, the same command with the same --out resumes it.
     """
     device = device_of(compute.device)
-    opened, explained = open_images_and_model(images, model, how, probe, device, compute.batch_size)
+    opened, explained = open_images_and_model(images, model, how, head, device, compute.batch_size)
     about = {"model": explained.record(), "images": image_record(images, opened)}
     with running(ctx, images.images, device=device, **about) as run:
         seen, perturbed = observe_images(explained.backbone, opened, pairs, images.seed, compute.batch_size, run)

@@ -43,7 +43,7 @@ def fit(
     images: options.ImageOptions,
     model: options.MaybeModel = None,
     how: options.LayerOptions,
-    probe: options.Probe = False,
+    head: options.HeadOptions,
     pairs: options.Pairs = True,
     observations: Annotated[str | None, _OBSERVATIONS] = None,
     estimator: options.EstimatorOptions,
@@ -62,7 +62,7 @@ def fit(
     On several processes: torchrun --nproc-per-node 4 -m pace fit …
     """
     if observations is not None:
-        _refuse({**asdict(images), **asdict(how), "model": model, "probe": probe, "seed": None}, ctx.obj.options)
+        _refuse({**asdict(images), **asdict(how), **asdict(head), "model": model, "seed": None}, ctx.obj.options)
     elif images.images is None or model is None:
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
     if estimator.max_concepts is not None and estimator.n_concepts != "auto":
@@ -71,7 +71,7 @@ def fit(
         learner = _estimator(estimator, images.seed, device)
         if observations is None:
             extracted = None
-            given = (images, str(model), how, probe)
+            given = (images, str(model), how, head)
             opened, explained = opening.open_images_and_model(*given, device, compute.batch_size)
             record = opening.image_record(images, opened)
         else:
@@ -126,11 +126,12 @@ def _joined_processes(name: str) -> Iterator[torch.device]:
 
 
 def _estimator(given: Any, seed: int, device: torch.device) -> PACE:
+    from pace.backbones.backbone import without_apple
     from pace.explainer import PACE
     from pace.fitting.arguments import check_arguments
 
     parameters = {name: value for name, value in asdict(given).items() if value is not None}
-    estimator = PACE(**parameters, distributed=several_processes(), seed=seed, device=str(device))
+    estimator = PACE(**parameters, distributed=several_processes(), seed=seed, device=str(without_apple(device)))
     check_arguments(estimator)  # before spending minutes on the images
     return estimator
 
