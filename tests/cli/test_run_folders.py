@@ -127,7 +127,7 @@ def test_a_finished_run_is_never_replaced_and_the_same_command_leaves_it_as_it_i
     for change, says in (
         (("--concepts", "2"), "(--concepts was 3, now 2)"),
         (("--images", "shop/photos/test"), "(--images was "),
-        (("--probe",), "(--probe was "),
+        (("--head", "probe"), "(--head was "),
     ):
         assert says in invoke(*repeat, *change).error
         assert "choose another folder, or delete it first" in invoke(*repeat, *change).error

@@ -130,7 +130,7 @@ class Checkpoint:
         for name, here in self._about.items():
             if found.get(name) != here:
                 raise ValueError(
-                    f"{self._folder} is a checkpoint of another fit: {name} was {found.get(name)!r} and is {here!r}; "
+                    f"{self._folder} is a checkpoint of another fit: {name} was {found.get(name)!r:.80} and is {here!r:.80}; "
                     "remove it to begin anew, or choose another folder"
                 )
 
