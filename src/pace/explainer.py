@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -173,24 +174,25 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         pair = perturbed if plan.refinement is None else None  # EM learns from perturbed views only if nothing refines
         work = (self.max_iter + (1 if plan.refinement is None else 2)) * len(observations)
         work += 0 if plan.refinement is None else plan.refinement.steps * images_in_step(len(observations))
-        with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
+        with saver or nullcontext():
+            with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
 
-            def start() -> loop.Course:
-                say = lambda note: advance(0, note)  # noqa: E731
-                return find_start(self, observations, pair, settings, say, views_of_places=perturbed)
+                def start() -> loop.Course:
+                    say = lambda note: advance(0, note)  # noqa: E731
+                    return find_start(self, observations, pair, settings, say, views_of_places=perturbed)
 
-            course = loop.run(observations, perturbed, settings, plan, team, saver, start, advance)
-        # Only now does the model change, so that a fit that fails leaves the one before it.
-        self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
-        self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
-        self.n_steps_ = 0 if self.minibatch is None else self.n_iter_
-        self.converged_, self.interrupted_ = course.converged, course.interrupted
-        self.refinement_, self.refinement_drift_ = course.refinement, course.drift
-        self.selection_ = course.selection
-        self._describe(observations, settings)
-        self._warn_of_the_end(len(observations))
-        if saver is not None and course.finished:
-            saver.write(course.tensors(), {}) if keep_checkpoint else saver.remove()
+                course = loop.run(observations, perturbed, settings, plan, team, saver, start, advance)
+            # Only now does the model change, so that a fit that fails leaves the one before it.
+            self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
+            self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
+            self.n_steps_ = 0 if self.minibatch is None else self.n_iter_
+            self.converged_, self.interrupted_ = course.converged, course.interrupted
+            self.refinement_, self.refinement_drift_ = course.refinement, course.drift
+            self.selection_ = course.selection
+            self._describe(observations, settings)
+            self._warn_of_the_end(len(observations))
+            if saver is not None and course.finished:
+                saver.write(course.tensors(), {}) if keep_checkpoint else saver.remove()
         return self
 
     def _warn_of_the_end(self, n_images: int) -> None:

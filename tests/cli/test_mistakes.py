@@ -126,9 +126,11 @@ def test_a_run_whose_model_is_gone_says_how_to_name_it(elsewhere: Path, workshop
 
 def test_a_damaged_record_is_one_line(elsewhere: Path):
     (elsewhere / "run").mkdir()
-    for content in ("", "[]", "{}", '{"format": "pace-run-1"}', "\x00"):
+    for content in ("", "[]", "{}", '{"format": "pace-run-1"}', "\x00", "[" * 10**5, "NaN"):
         (elsewhere / "run" / "run.json").write_text(content)
-        assert "is not the record of a pace run" in invoke("evaluate", "--run", "run").error
+        error = invoke("evaluate", "--run", "run").error
+        assert "run.json cannot be used: " in error
+        assert "; delete its folder, and run the command again" in error
 
 
 def test_what_was_learned_survives_a_full_disk(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

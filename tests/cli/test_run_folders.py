@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,93 @@ def test_any_name_makes_a_safe_folder_name(what: str):
     assert slug
     assert len(slug) <= 40
     assert not set(slug) & set("/\\<>& ")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_finished_run_is_never_replaced_and_the_same_command_leaves_it_as_it_is(elsewhere: Path):
+    repeat = ("fit", "--config", "shop/fit", "--out", "run")
+    assert invoke(*repeat).code == 0
+    before = files(elsewhere / "run")
+    same = invoke(*repeat, "--batch-size", "7", "--json")
+    assert (same.code, same.document["status"]) == (0, "finished")
+    assert "has the results of this very command; nothing was done" in same.err
+    for change, says in (
+        (("--concepts", "2"), "(--concepts was 3, now 2)"),
+        (("--images", "shop/photos/test"), "(--images was "),
+        (("--head", "probe"), "(--head was "),
+    ):
+        assert says in invoke(*repeat, *change).error
+        assert "choose another folder, or delete it first" in invoke(*repeat, *change).error
+    assert files(elsewhere / "run") == before
+
+
+def test_images_or_a_model_that_changed_since_are_other_ones(elsewhere: Path, workshop: Path):
+    shutil.copytree(workshop / "photos" / "train", elsewhere / "mine")
+    fit = ("fit", "--config", "shop/fit", "--images", "mine", "--out", "run")
+    assert invoke(*fit).code == 0
+    (elsewhere / "mine" / "amber" / "0.png").unlink()
+    assert "(the images differ)" in invoke(*fit).error
+
+
+def test_a_run_that_is_stopped_while_it_is_made_again_keeps_its_earlier_results(elsewhere: Path, monkeypatch):
+    fit = ("fit", "--config", "shop/fit", "--out", "run")
+    assert invoke(*fit).code == 0
+    kept = record(elsewhere / "run")
+    (elsewhere / "run" / "run.json").write_text(json.dumps(kept | {"status": "interrupted"}))
+
+    def killed(*_: object, **__: object) -> None:
+        assert record(elsewhere / "run")["results"] == kept["results"]
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr("pace.cli.commands.fit._learn", killed)
+    assert "killed" in invoke(*fit).error
+    assert invoke("explain", "shop/flat/0.png", "--run", "run").code == 0
+
+
+def test_a_run_that_was_killed_while_its_record_was_first_written_begins_anew(elsewhere: Path):
+    (elsewhere / "run").mkdir()
+    for name in ("lock", "run.json.tmp"):
+        (elsewhere / "run" / name).touch()
+    assert invoke("fit", "--config", "shop/fit", "--out", "run").code == 0
+    assert sorted(files(elsewhere / "run")) == ["concepts.safetensors", "gallery.json", "run.json"]
+
+
+def test_two_commands_cannot_write_to_one_folder(elsewhere: Path, monkeypatch):
+    def meanwhile(*_: object, **__: object) -> None:
+        assert (
+            "another pace command writes to this folder; wait"
+            in invoke("fit", "--config", "shop/fit", "--out", "run").error
+        )
+        raise RuntimeError("once is enough")
+
+    monkeypatch.setattr("pace.cli.commands.fit._learn", meanwhile)
+    assert "once is enough" in invoke("fit", "--config", "shop/fit", "--out", "run").error
+
+
+def test_a_damaged_record_does_not_hide_the_other_runs(elsewhere: Path):
+    assert invoke("fit", "--config", "shop/fit", "--out", "runs/good").code == 0
+    for name, content in (("deep", "[" * 10**5), ("empty", ""), ("odd", '{"format": "pace-run-1", "command": 3}')):
+        (elsewhere / "runs" / name).mkdir()
+        (elsewhere / "runs" / name / "run.json").write_text(content)
+    done = invoke("explain", "shop/flat/0.png")
+    assert done.code == 0
+    assert "left out: runs/deep/run.json cannot be used: too deeply nested" in done.err
+
+
+def test_scores_of_another_fit_are_left_out_or_refused(elsewhere: Path):
+    fit = ("fit", "--config", "shop/fit", "--out", "runs/fit")
+    assert invoke(*fit).code == 0
+    score = ("evaluate", "--run", "runs/fit", "--bootstrap", "0", "--hidden-images", "0", "--out", "runs/scores")
+    assert invoke(*score).code == 0
+    report = ("report", "--run", "runs/fit", "--no-pairs", "--limit", "4")
+    assert "has no scores" not in invoke(*report).out
+    shutil.rmtree("runs/fit")
+    assert invoke(*fit, "--concepts", "2").code == 0
+    left_out = invoke(*report)
+    assert "the scores in runs/scores are of other concepts than runs/fit holds now, and are left out" in left_out.err
+    assert "the report has no scores" in left_out.out
+    assert "other concepts" in invoke(*report, "--evaluation", "runs/scores").error
+    assert "(the fit differs)" in invoke(*score).error

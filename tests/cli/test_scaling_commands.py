@@ -139,9 +139,9 @@ def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, t
     done = torchrun(SHAKY, *fit, "--out", "two", "--json", cwd=tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    # The first process may have noticed that the other was gone, and said so, before torchrun started both again.
-    last = done.stdout.rfind("\n{") + 1
-    assert json.loads(done.stdout[last:])["status"] == "finished"
+    assert (
+        json.loads(done.stdout)["status"] == "finished"
+    )  # one document, also if the first attempt ended with an error
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0", "resumed-1"}
     assert not (tmp_path / "two" / "checkpoint").exists()
     before = Path.cwd()

@@ -1,5 +1,6 @@
 """A fit that is stopped anywhere goes on and ends with the same bits. Processes that are killed: test_distributed."""
 
+import errno
 import os
 import shutil
 
@@ -10,6 +11,7 @@ from fits import KINDS, drawn, fit, same_bits
 from safetensors.torch import load_file
 
 from pace import Observations
+from pace.files import locked
 from pace.fitting.checkpoints import Checkpoint, how_far, likeness, remove
 
 
@@ -85,6 +87,7 @@ def test_stopped_while_a_checkpoint_is_written_the_one_before_it_counts(file, tm
 
         with monkeypatch.context() as patch:
             patch.setattr("pace.fitting.checkpoints.write_atomically", crash)
+            patch.setattr("pace.files.write_atomically", crash)
             with pytest.raises(Crash):
                 fit(checkpoint=folder)
         assert how_far(folder).done == (2 if file == "index" and after else 1)
@@ -101,6 +104,11 @@ def test_nothing_is_written_before_it_is_time(tmp_path, monkeypatch):
 def test_files_of_others_in_the_folder_survive_and_do_not_disturb_the_fit(tmp_path, monkeypatch, whole):
     folder = stopped(tmp_path / "fit", monkeypatch)
     names = {"notes.safetensors", "own-data", "index.json.bak", "common-1.safetensors.old", "own-0-1.txt"}
+    names |= {
+        "common-77.safetensors",
+        "own-7-1.safetensors",
+        "own-0-99.safetensors.tmp",
+    }  # of no set that the index names
     (folder / "own-data").mkdir()
     (folder / "own-data" / "own-0-1.safetensors").touch()
     for name in names - {"own-data"}:
@@ -127,10 +135,10 @@ def test_a_damaged_checkpoint_is_refused_in_one_line_and_left_alone(tmp_path, mo
             folder = tmp_path / f"{name} {file}"
             shutil.copytree(good, folder)
             (folder / file).write_bytes(damage(file))
-            with pytest.raises(ValueError, match=r"^[^\n]* is damaged [^\n]*; remove it to begin anew$"):
+            with pytest.raises(ValueError, match=r"^[^\n]* cannot be used: [^\n]*; remove the folder to begin anew$"):
                 fit(checkpoint=folder)
             assert set(os.listdir(folder)) == set(content)
-            if name != "flipped" and not file.startswith("own"):
+            if not file.startswith("own") and (name, file) != ("flipped", "index.json"):
                 assert how_far(folder) is None
     (good / "index.json").unlink()  # as if none had been completed: begun anew
     assert how_far(good) is None
@@ -150,7 +158,9 @@ def test_a_checkpoint_of_another_fit_is_refused_in_one_line(tmp_path, monkeypatc
         assert "\n" not in str(caught.value)
     index = folder / "index.json"
     index.write_text(index.read_text().replace("pace-checkpoint-", "pace-checkpoint-9"))
-    with pytest.raises(ValueError, match=r"has format pace-checkpoint-9.; this version reads pace-checkpoint-"):
+    with pytest.raises(
+        ValueError, match=r"format: expected pace-checkpoint-.; found 'pace-checkpoint-9.'; remove the folder"
+    ):
         fit(checkpoint=folder)
     index.write_text(index.read_text().replace("pace-checkpoint-9", "pace-checkpoint-"))
     resumed = fit(checkpoint=folder, memory="30kB", progress=False)  # these change no more than rounding
@@ -178,3 +188,73 @@ def test_data_of_any_precision_are_told_apart(dtype):
     found = [likeness(some) for some in data]
     assert found[0] == found[1]
     assert len(set(found)) == 3
+
+
+def test_two_fits_cannot_share_a_folder_and_a_killed_one_does_not_keep_it(tmp_path, monkeypatch, whole):
+    folder = tmp_path / "fit"
+    write = Checkpoint.write
+
+    def meanwhile(self, *tensors):
+        write(self, *tensors)
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoint, "write", write)
+            with pytest.raises(BlockingIOError, match="another fit keeps its checkpoint here; wait for it") as caught:
+                fit(checkpoint=folder)
+        assert caught.value.filename == str(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", meanwhile)
+        same_bits(fit(checkpoint=folder), whole)
+    assert os.listdir(tmp_path) == []
+    if hasattr(os, "fork"):
+        child = os.fork()
+        if child == 0:
+            folder.mkdir()
+            with locked(folder, ""):
+                os._exit(9)  # the lock's file is still there
+        os.waitpid(child, 0)
+        assert os.listdir(folder) == ["lock"]
+        same_bits(fit(checkpoint=folder), whole)
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("file", ["own", "common", "index"])
+def test_a_full_disk_costs_the_checkpoint_but_not_the_fit(file, tmp_path, monkeypatch, whole):
+    """What could be written before it was full is there for the next attempt."""
+    import pace.fitting.checkpoints as module
+
+    folder, real = stopped(tmp_path / "fit", monkeypatch), (module.save_tensors, module.write_atomically)
+
+    def full(real):
+        def write(path, *what):
+            if path.name.startswith(file):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            real(path, *what)
+
+        return write
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_tensors", full(real[0]))
+        patch.setattr(module, "write_atomically", full(real[1]))
+        with pytest.warns(UserWarning, match=f"{file}.*: No space left on device; the fit goes on") as caught:
+            same_bits(fit(checkpoint=folder, keep=True), whole)
+    assert all("space" in str(one.message) for one in caught)
+    assert how_far(folder) == (1, 0)
+    assert len(os.listdir(folder)) == 3
+    same_bits(fit(checkpoint=folder), whole)
+    assert os.listdir(tmp_path) == []
+
+
+def test_killed_while_it_is_removed_a_checkpoint_is_not_resumed_and_goes_with_the_next(tmp_path, monkeypatch, whole):
+    def crash(*_):
+        raise Crash
+
+    folder = stopped(tmp_path / "fit", monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr("pace.fitting.checkpoints._discard", crash)
+        with pytest.raises(Crash):
+            remove(folder)
+    assert len(os.listdir(folder)) == 3
+    assert how_far(folder) is None
+    same_bits(fit(checkpoint=folder), whole)
+    assert os.listdir(tmp_path) == []

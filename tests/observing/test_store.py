@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import zlib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from pace.atomic import write_atomically
+from pace.files import DamagedFile
 from pace.observations import Batch
 from pace.observing.store import Index, ObservationStore, StoreWriter
 
@@ -194,10 +197,14 @@ def test_a_folder_of_something_else_is_refused_untouched(tmp_path):
 def test_an_unreadable_index_is_a_clear_error(tmp_path):
     write(tmp_path)
     good = json.loads((tmp_path / "index.json").read_text())
-    spoiled = [{**good, "version": 99}, {**good, "format": "other"}, {**good, "shards": [{"file": "../x"}]}, []]
+    shard = good["shards"][0]
+    spoiled = [{**good, "version": 99}, {**good, "format": "other"}, {**good, "total": 3}, {**good, "grid": [2]}, []]
+    spoiled += [
+        {**good, "shards": shards} for shards in ([{"file": "../x"}], [{**shard, "file": "../x"}], [shard, shard])
+    ]
     for content in ["", "{", *map(json.dumps, spoiled)]:
         (tmp_path / "index.json").write_text(content)
-        with pytest.raises(ValueError, match=r"index\.json cannot be read"):
+        with pytest.raises(ValueError, match=r"index\.json cannot be used: .*; delete the folder"):
             ObservationStore.open(tmp_path)
 
 
@@ -216,8 +223,12 @@ def test_a_damaged_shard_is_named_and_only_it_is_computed_again(tmp_path, how):
         data[-9] ^= 1
         file.write_bytes(data)
     if how == "one bit":
-        with pytest.raises(ValueError, match=f"{shard.file}: wrong checksum .* delete what is damaged"):
-            ObservationStore.open(tmp_path / "store").verify()
+        damaged = ObservationStore.open(tmp_path / "store")
+        with pytest.raises(DamagedFile, match=f"{shard.file}: wrong checksum .* delete what is damaged"):
+            damaged.verify()
+        with pytest.raises(DamagedFile, match=f"{shard.file} cannot be used: its checksum is wrong; delete it"):
+            damaged.observations().batch(slice(None))
+        damaged.observations()[: shard.start].batch(slice(None))  # the others are good
         file.unlink()
     with pytest.raises(ValueError, match=f"{shard.file}: missing or truncated"):
         ObservationStore.open(tmp_path / "store")
@@ -227,6 +238,46 @@ def test_a_damaged_shard_is_named_and_only_it_is_computed_again(tmp_path, how):
         ObservationStore.open(tmp_path / "store").observations()
     write(tmp_path / "store")
     assert files(tmp_path / "store") == files(tmp_path / "whole")
+
+
+def test_files_that_only_look_like_shards_are_left_alone(tmp_path):
+    store = tmp_path / "store"
+    write(store, images=6)
+    mine = {"shard-notes.txt", "shard-000000099.safetensors.bak", "shard-1"}
+    for name in mine:
+        (store / name).touch()
+    (store / "shard-000000098.safetensors").mkdir()
+    (store / "shard-000000099.safetensors").touch()
+    index = json.loads((store / "index.json").read_text())
+    (tmp_path / "victim.txt").write_text("precious")
+    index["shards"][0]["start"] = "../victim.txt"
+    (store / "evil").mkdir()
+    (store / "evil" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DamagedFile, match="start: expected int"):
+        write(store / "evil")
+    write(store)
+    assert (tmp_path / "victim.txt").read_text() == "precious"
+    assert mine | {"shard-000000098.safetensors"} <= set(os.listdir(store))
+    assert "shard-000000099.safetensors" not in os.listdir(store)
+
+
+def test_a_shard_whose_tensors_do_not_fit_together_is_refused_even_with_a_right_checksum(tmp_path):
+    from safetensors.torch import save
+
+    index, shard = write(tmp_path)._index, write(tmp_path).shards[2]
+    good = load_file(tmp_path / shard.file)
+    for change in (
+        {"embeddings": good["embeddings"][:-1]},
+        {"attention": torch.ones(shard.images, TOKENS + 1)},
+        {"embeddings": good["embeddings"].to(torch.int64)},
+        {"crops": torch.ones(())},
+    ):
+        content = save(good | change)
+        (tmp_path / shard.file).write_bytes(content)
+        changed = replace(shard, bytes=len(content), crc32=zlib.crc32(content))
+        replace(index, shards=tuple(changed if one == shard else one for one in index.shards)).write(tmp_path)
+        with pytest.raises(DamagedFile, match=r"^[^\n]*cannot be used: [^\n]* run the extraction again[^\n]*$"):
+            ObservationStore.open(tmp_path).observations()
 
 
 def test_a_full_disk_is_a_clear_error_and_what_was_finished_stays(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,16 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pace.atomic import write_atomically
 from pace.backbones.checkpoints import misfit
 from pace.backbones.fingerprint import fingerprint
 from pace.backbones.libraries import describe_tower, may_be_told, normalize_with
 from pace.backbones.tower import Tower
 from pace.backbones.training import Augmentation, Epoch, Trainer, best_epoch
+from pace.files import read_tensors, reading, save_tensors
 from pace.images import ImageSet, Perturb
 from pace.progress import progress
 
-_FORMAT = "pace-finetuned-1"
+_FORMAT = "pace-finetuned-2"
+_PATTERN = {"format": _FORMAT, "class_names": [str], "preprocessing": {"mean": [float | int], "std": [float | int]},
+            "finished": bool, "history": [[float | int]]}  # fmt: skip
+_REMEDY = "train again with finetune"
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def _train(trainer: Trainer, path: Path | None, metadata: dict[str, Any]) -> Non
         if found["finished"]:
             trainer.best, trainer.history = state, found["history"]
             return
-        trainer.restore(state, found["history"])
+        with reading(path, _REMEDY):
+            trainer.restore(state, found["history"])
     epochs, images = trainer.epochs, len(trainer.train)
     with progress("fine-tuning", epochs * images, done=len(trainer.history) * images) as advance:
         while len(trainer.history) < epochs:
@@ -146,23 +149,18 @@ def _metadata(trainer: Trainer, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    from safetensors.torch import save
-
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(contiguous, {"pace": json.dumps(metadata)}))  # one entry: several would be shuffled
+    save_tensors(path, tensors, metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import safe_open
-
     if not path.is_file():
         raise FileNotFoundError(f"no fine-tuned model at {path}")
-    with safe_open(path, framework="pt") as file:
-        metadata = json.loads((file.metadata() or {}).get("pace", "{}"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-    if metadata.get("format") != _FORMAT:
-        raise ValueError(f"{path} was not written by finetune")
-    return tensors, metadata | {"history": [Epoch(*epoch) for epoch in metadata["history"]]}
+    tensors, metadata = read_tensors(path, _PATTERN, _REMEDY)
+    with reading(path, _REMEDY):
+        history = [Epoch(*epoch) for epoch in metadata["history"]]
+        if not history or not metadata["class_names"]:
+            raise ValueError("it has no epochs or no classes")
+        return tensors, metadata | {"history": history}
 
 
 def _with_classifier(tower: Tower, names: Sequence[str], seed: int) -> Tower:

@@ -7,7 +7,6 @@ blocks behind them.
 from __future__ import annotations
 
 import inspect
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from pace.backbones.attention import Windows
 from pace.backbones.preprocessing import NORMALIZATIONS, Preprocessing
 from pace.backbones.tower import Sizes, Tower, last_linear
+from pace.files import read_json
 
 # Normalisation and crop of the published weights, used when the model's own preprocessor file is not at hand.
 _FAMILIES = {
@@ -105,7 +105,7 @@ def _preprocessor_file(name: str) -> dict[str, Any]:
         path = import_module("huggingface_hub").try_to_load_from_cache(name, path.name)  # never the network
     if not name or not isinstance(path, (str, Path)) or not Path(path).is_file():
         return {}
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(Path(path), dict, "save the model again")
     return found if found.get("do_center_crop") else {**found, "crop_size": None}
 
 

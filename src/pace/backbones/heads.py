@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pace.atomic import write_atomically
 from pace.backbones.backbone import Backbone
+from pace.files import read_tensors, reading, save_tensors
 from pace.images import ImageSet, normalize, to_float
 from pace.images.loading import decoded
 from pace.progress import progress
 
+_FORMAT = "pace-head-1"
 HEADS = ("probe", "knn", "clusters")
 
 # Of Neighbours, as DINO was evaluated.
@@ -155,16 +156,16 @@ def pooled_features(backbone: Backbone, images: ImageSet, batch_size: int = 64) 
 
 
 def save_head(head: nn.Module, path: Path) -> None:
-    from safetensors.torch import save
-
-    write_atomically(path, save({name: weight.cpu().contiguous() for name, weight in head.state_dict().items()}))
+    save_tensors(path, head.state_dict(), {"format": _FORMAT})
 
 
 def load_head(path: Path) -> nn.Module:
-    from safetensors.torch import load_file
-
-    weights = load_file(path)
-    kinds: tuple[Callable[..., nn.Module], ...] = (_linear, Neighbours, ZeroShot)
-    head = next(kind for kind in kinds if weights.keys() <= set(signature(kind).parameters))(**weights)
-    head.load_state_dict(weights)  # exactly as they were: normalising them anew rounds
-    return head.eval()
+    remedy = "run the command that made it again"
+    weights, _ = read_tensors(path, {"format": _FORMAT}, remedy)
+    with reading(path, remedy):
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+            raise ValueError("a number in it is not finite")
+        kinds: tuple[Callable[..., nn.Module], ...] = (_linear, Neighbours, ZeroShot)
+        head = next(kind for kind in kinds if weights.keys() <= set(signature(kind).parameters))(**weights)
+        head.load_state_dict(weights)  # exactly as they were: normalising them anew rounds
+        return head.eval()

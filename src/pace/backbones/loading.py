@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pace.backbones.checkpoints import FORMATS, is_torchvision, known, load_weig
 from pace.backbones.finetuning import load_finetuned
 from pace.backbones.libraries import may_be_told, normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
+from pace.files import expect, read_json, reading
 
 Layer = int | Literal["auto"]
 COLOR = "color"
@@ -82,7 +82,7 @@ def _folder(path: Path, options: dict[str, Any]) -> Any:
     config = path / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{config}: expected in the folder of a model saved by transformers or timm")
-    if "architecture" in json.loads(config.read_text(encoding="utf-8")):
+    if "architecture" in read_json(config, dict, "save the model again"):
         return _timm(f"local-dir:{path}", options)
     return _transformers(str(path), {"local_files_only": True} | options)
 
@@ -172,11 +172,14 @@ def open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module,
 
 def _finetuned(folder: Path, choice: ModelChoice) -> tuple[nn.Module, tuple[str, ...]]:
     """The model of a run of `pace finetune`."""
-    record = json.loads((folder / "run.json").read_bytes())
+    file, remedy = folder / "run.json", "fine-tune again"
+    record = read_json(file, {"command": str}, remedy)
     if (command := record.get("command")) != "finetune":
         raise ValueError(f"{choice.name} is a run of `pace {command}`; expected one of `pace finetune`")
     if choice.normalize is not None:
         raise ValueError(f"normalize: {choice.name} was fine-tuned with its own normalisation; leave it out")
+    with reading(file, remedy):
+        expect(record, {"model": {"name": str, "architecture": str | None, "image_size": int | None}})
     first = ModelChoice(*(record["model"][name] for name in ("name", "architecture", "image_size")))
     if Path(first.name).suffix not in FORMATS:
         model, _ = open_model(first, pretrained=False)

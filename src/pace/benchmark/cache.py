@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pace import __version__
 from pace.atomic import write_atomically
+from pace.files import DamagedFile, read_json, reading
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -40,11 +44,13 @@ class Cache:
     def path(self, stage: str, key: str, suffix: str = "json") -> Path:
         return self.folder / f"{stage}-{key}.{suffix}"
 
-    def get(self, stage: str, key: str) -> dict[str, Any] | None:
-        """The record, or None where there is none or it is damaged."""
+    def get(self, stage: str, key: str, convert: Callable[[dict[str, Any]], T]) -> T | None:
+        """What the record stands for, or None where there is none or it is damaged."""
+        file = self.path(stage, key)
         try:
-            return dict(json.loads(self.path(stage, key).read_bytes()))
-        except (OSError, ValueError):
+            with reading(file, "it is made again"):
+                return convert(read_json(file, dict, "it is made again"))
+        except (OSError, DamagedFile):
             return None
 
     def put(self, stage: str, key: str, record: dict[str, Any]) -> None:

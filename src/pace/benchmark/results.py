@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pace.benchmark.methods import Method
+from pace.files import expect, read_json, reading
 from pace.metrics import Scores
+
+_ROW = {"dataset": str, "method": {"label": str, "name": str, "options": dict}, "scores": dict | None,
+        "spread": {str: float | int | None}, "runs": int, "images_per_second": float | int | None,
+        "seconds": {str: float | int}, "note": str | None, "failed": str | None}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Row:
+        expect(values, _ROW, "a row")
         scores = None if values["scores"] is None else Scores.from_dict(values["scores"])
         return cls(**{**values, "method": Method(**values["method"]), "scores": scores})
 
@@ -90,11 +95,10 @@ class Results:
         file = file / "results.json" if file.is_dir() else file
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such results; expected results.json or the folder it is in")
-        try:
-            values = json.loads(file.read_bytes())
+        remedy = "run its benchmark again"
+        values = read_json(file, {"rows": list, "about": {str: dict}, "settings": dict}, remedy)
+        with reading(file, remedy):
             return cls([Row.from_dict(row) for row in values["rows"]], values["about"], values["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} has no benchmark results that this version can read ({error!r})") from None
 
     def with_others(self, others: Sequence[Results]) -> Results:
         """With rows of other runs added. Of two rows for the same dataset and method, the first is kept."""

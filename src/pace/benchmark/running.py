@@ -149,7 +149,7 @@ class _Run:
         store = cache.folder / "observations" if self.store else None
         inputs = Inputs(dataset, subject.backbone, self.seed, self.batch_size, store)
         key = key_of(**inputs.facts)
-        known = cache.get("observations", key)
+        known = cache.get("observations", key, dict)
         if known is None:
             known = inputs.describe()
             cache.put("observations", key, known)
@@ -160,9 +160,9 @@ class _Run:
         """Its row, and how long it took."""
         facts = {"method": vars(method), "scoring": asdict(self.scoring), "seed": self.seed}
         key, began = key_of(inputs=inputs.facts, **facts), time.monotonic()
-        known = cache.get(method.label, key)
+        known = cache.get(method.label, key, Row.from_dict)
         if known is not None:
-            return Row.from_dict(known), "done before"
+            return known, "done before"
         try:
             row = score_method(method, inputs, self.scoring, self.seed)
             cache.put(method.label, key, row.as_dict())

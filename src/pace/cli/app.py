@@ -23,10 +23,11 @@ from pace.cli.output import (
     console,
     first_process,
     on_terminal,
+    say,
+    starts_again,
     warnings_in_one_line,
-    will_be_restarted,
 )
-from pace.cli.runs import Invocation
+from pace.cli.runs import Finished, Invocation
 from pace.terminal import one_line
 
 
@@ -62,7 +63,7 @@ class Commands(TyperGroup):
                 redirect_stdout(sys.stderr if json else sys.stdout),  # nothing but the document may be printed there
             ):
                 code, document = _outcome(command, invocation.options, debug)
-            if json and document and first_process() and not (code in (1, 2) and will_be_restarted()):
+            if json and document and first_process():
                 print(as_json(document), flush=True)
         except BrokenPipeError:  # the reader closed the pipe; leave nothing to be flushed at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -86,6 +87,9 @@ def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -
         code, kind, message = 130, "stopped", one_line(interrupt) or "interrupted"  # 130: as shells report Ctrl-C
     except BrokenPipeError:
         raise
+    except Finished as finished:
+        say(str(finished))
+        return 0, finished.record
     except Exception as error:
         if debug:
             console(stderr=True).print(traceback.format_exc())
@@ -95,7 +99,7 @@ def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -
             where = f" (see {context.command_path} --help)" if context is not None else ""
             code, message = int(getattr(error, "exit_code", 2)), one_line(error.format_message()) + where
     complain(kind, message)
-    return code, {"error": message}
+    return code, {} if starts_again() else {"error": message}
 
 
 app = typer.Typer(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pace.cli.errors import Problem, line_of
 from pace.cli.options import FitOptions, HeadOptions, ImageOptions, LayerOptions
 from pace.cli.output import busy, say
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
+from pace.files import DamagedFile, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -121,6 +122,8 @@ class OpenedModel:
 
         if self.backbone.head is not None:
             save_head(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+        else:
+            run.file(_HEAD).unlink(missing_ok=True)  # of an attempt with other options
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
 
@@ -206,7 +209,7 @@ def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> Op
     kept = run.record["model"]
     choice = ModelChoice(**{field.name: kept[field.name] for field in fields(ModelChoice)})
     try:
-        head = load_head(run.file(kept["head"])) if kept["head"] else None
+        head = load_head(run.file(_HEAD)) if kept["head"] else None
         model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
     except FileNotFoundError as error:
         raise Problem(f"{line_of(error)}; if the model of {run.folder} has moved, say where with --model") from None
@@ -259,6 +262,15 @@ def _checked(observations: Observations, perturbed: Observations | None = None) 
     return observations, perturbed
 
 
+def read_gallery(run: Run, concepts: int) -> list[list[str]]:
+    """For every concept the names of the images that show it best."""
+    file, remedy = run.file(GALLERY), "run `pace fit` again, in another folder"
+    names: list[list[str]] = read_json(file, {"images": [[str]]}, remedy)["images"]
+    if len(names) != concepts or not all(names):
+        raise DamagedFile(f"{file} cannot be used: it is of other concepts; {remedy}")
+    return names
+
+
 @dataclass(frozen=True)
 class FitRun:
     run: Run
@@ -274,8 +286,11 @@ class FitRun:
 
     def gallery(self) -> list[list[str]]:
         """For every concept the names of the images that show it best."""
-        names: list[list[str]] = json.loads(self.run.file(GALLERY).read_bytes())["images"]
-        return names
+        return read_gallery(self.run, len(self.concepts.means_))
+
+    def fingerprint(self) -> str:
+        """Of the concepts: scores are of these, and of no others that a folder may hold later."""
+        return blake2b(self.run.file(CONCEPTS).read_bytes(), digest_size=8).hexdigest()
 
     def other_images(self, given: ImageOptions) -> ImageOptions:
         """The images given, or those of the fit; by default their test split, if they have splits."""

@@ -35,10 +35,10 @@ def first_process() -> bool:
     return not several_processes() or os.environ.get("RANK") == "0"
 
 
-def will_be_restarted() -> bool:
-    """Whether torchrun starts this process once more if it fails, so that its error is not the outcome."""
-    done, most = (int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-    return done < most
+def starts_again() -> bool:
+    """Whether torchrun will start this process again after an error, so that the error is not the outcome."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    return several_processes() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < restarts
 
 
 def console(stderr: bool = False) -> CleanConsole:

@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pace import __version__
 from pace.atomic import write_atomically
 from pace.cli.errors import Problem, line_of
 from pace.cli.output import as_json
+from pace.files import LOCK, DamagedFile, expect, locked, read_json, reading
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,15 @@ if TYPE_CHECKING:
 
 FORMAT = "pace-run-1"
 _FILE = "run.json"
+_PATTERN = {"format": FORMAT, "command": str, "status": str, "started": str, "configuration": dict, "results": dict}
+_IMAGES = {"images": str, "data_root": str | None, "split": str | None, "limit": int | None, "skip_unreadable": bool,
+           "seed": int, "count": int, "fingerprint": str}  # fmt: skip
+_MODEL = {"name": str, "architecture": str | None, "image_size": int | None, "normalize": str | None,
+          "layer": int | str | None, "attention_layer": int | None, "count_cls": bool, "head": str | None,
+          "fingerprint": str, "class_names": list | None}  # fmt: skip
+_REMEDY = "delete its folder, and run the command again"
+_NO_MATTER = ("device", "memory", "batch_size", "checkpoint_every")  # options that change rounding at most
+_ADDS = ("extract", "benchmark")  # commands that compute only what their folder lacks
 _NOT_RECORDED = ("out", "config", "json", "debug", "every")  # options that do not change the results
 # Options that may name a file or folder.
 _PATHS = {"images", "data_root", "model", "moved", "backbone", "classes"}
@@ -43,6 +54,14 @@ class Invocation(NamedTuple):
     arguments: list[str]
     options: dict[str, str]
     warnings: list[str]
+
+
+class Finished(Exception):
+    """Nothing is left to do: the folder has the results of the same command, which are here too."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__(f"{record['folder']} has the results of this very command; nothing was done")
+        self.record = record
 
 
 @dataclass
@@ -67,12 +86,16 @@ def running(ctx: typer.Context, what: str | None, *, device: torch.device | None
     """
     command, out = str(ctx.info_name), ctx.params["out"]
     folder = _own(Path(out).expanduser(), command) if out else _new(f"{command}-{_slug(str(what))}")
+    with locked(folder, "another pace command writes to this folder"):
+        yield from _recorded(ctx, folder, device, about)
+
+
+def _recorded(ctx: typer.Context, folder: Path, device: torch.device | None, about: dict[str, Any]) -> Iterator[Run]:
     began = time.monotonic()
-    configuration = {name: value for name, value in ctx.params.items() if name not in _NOT_RECORDED}
-    configuration |= {name: located(configuration[name]) for name in _PATHS & configuration.keys()}
+    configuration = _configuration(ctx)
     record = {
         "format": FORMAT,
-        "command": command,
+        "command": str(ctx.info_name),
         "status": "running",
         "folder": str(folder.resolve()),
         "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
@@ -83,7 +106,7 @@ def running(ctx: typer.Context, what: str | None, *, device: torch.device | None
         "versions": _versions(),
         "device": None if device is None else _device_name(device),
         **about,
-        "results": {},
+        "results": earlier_results(ctx, folder, about),  # they stay until there are others
         "warnings": ctx.obj.warnings,
     }
     run = Run(folder, record)
@@ -106,13 +129,46 @@ def read_record(path: Path) -> dict[str, Any]:
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():
         raise Problem(f"{path}: no such run; expected a folder with {_FILE} in it")
-    try:
-        record = json.loads(file.read_bytes())
-        if record["format"] != FORMAT or not isinstance(record["configuration"], dict):
-            raise KeyError
-    except (ValueError, KeyError, TypeError):
-        raise Problem(f"{file} is not the record of a pace run") from None
-    return dict(record)
+    record: dict[str, Any] = read_json(file, _PATTERN, _REMEDY)
+    with reading(file, _REMEDY):
+        datetime.fromisoformat(record["started"])
+        if "images" in record:
+            expect(record["images"], _IMAGES, "images")
+        if record["command"] in ("fit", "extract"):
+            expect(record["model"], _MODEL, "model")
+    return record
+
+
+def _configuration(ctx: typer.Context) -> dict[str, Any]:
+    found = {name: value for name, value in ctx.params.items() if name not in _NOT_RECORDED}
+    return found | {name: located(found[name]) for name in _PATHS & found.keys()}
+
+
+def earlier_results(ctx: typer.Context, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Those of an earlier run in this folder, of which nothing may be lost: other options, images or models are refused,
+    and if it is finished there is nothing left to do."""
+    if not (folder / _FILE).is_file():
+        return {}
+    earlier = read_record(folder)
+    results: dict[str, Any] = earlier["results"]
+    if not results or earlier["command"] == "benchmark":
+        return results
+
+    def facts(record: dict[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in record["configuration"].items() if name not in _NO_MATTER}
+        known = ("fingerprint", "layer", "attention_layer", "count_cls", "name", "architecture", "image_size")
+        model = {name: record.get("model", {}).get(name) for name in known}
+        return own | {"the model": model, "the images": record.get("images"), "the fit": record.get("fit")}
+
+    old, new = facts(earlier), facts(json.loads(as_json({"configuration": _configuration(ctx), **about})))
+    for name in sorted(old.keys() | new.keys(), key=lambda name: name.startswith("the ")):
+        if old.get(name) != new.get(name):
+            differs = f"{ctx.obj.options.get(name, name)} was {old.get(name)}, now {new.get(name)}"
+            differs = f"{name} differ" + "s" * (name != "the images") if name.startswith("the ") else differs
+            raise Problem(f"--out {folder} has other results ({differs}); choose another folder, or delete it first")
+    if earlier["status"] == "finished" and earlier["command"] not in _ADDS:
+        raise Finished(earlier)
+    return results
 
 
 def open_run(path: str, command: str) -> Run:
@@ -127,10 +183,15 @@ def all_runs(command: str) -> list[Run]:
     """The runs of this command in runs/ that have results, oldest first."""
     found = []
     for file in _RUNS.glob(f"*/{_FILE}"):
-        with suppress(Problem):
+        try:
             run = open_run(str(file), command)
-            if run.record["results"]:
-                found.append(run)
+        except Problem:
+            continue
+        except DamagedFile as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
+        if run.record["results"]:
+            found.append(run)
     return sorted(found, key=lambda run: datetime.fromisoformat(run.record["started"]))
 
 
@@ -138,7 +199,8 @@ def _own(folder: Path, command: str) -> Path:
     """The folder given with --out: new, empty, or of an earlier run of the same command."""
     if folder.exists() and not folder.is_dir():
         raise Problem(f"--out {folder} is a file; expected a folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    begun = {LOCK, _FILE + ".tmp"}  # what a kill leaves of a run that had just begun
+    if folder.is_dir() and any(file.name not in begun for file in folder.iterdir()):
         if not (folder / _FILE).is_file():
             raise Problem(f"--out {folder} has files that are not from a pace run; choose another folder")
         if (earlier := read_record(folder)["command"]) != command:

@@ -1,7 +1,8 @@
 """Checkpoints of a fit: a folder that always holds one complete set of files, whenever the power fails.
 
-``index.json`` names the set: what it is of, and the checksum of every file. The files of the next set are written beside the
-old ones; then the index is replaced, which happens whole or not at all; then the old files are removed.
+``index.json`` says what the set is of, and its number, which is in the names of its files. The files of the next set are
+written beside the old ones; then the index is replaced, which happens whole or not at all; then the old files are removed.
+Nothing else in the folder is touched.
 """
 
 from __future__ import annotations
@@ -9,25 +10,29 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 import zlib
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
 from torch import Tensor
 
-from pace.atomic import write_atomically
+from pace.atomic import temporary_of, write_atomically
+from pace.files import LOCK, DamagedFile, locked, read_json, read_tensors, reading, save_tensors
 from pace.fitting.distributed import Team
 from pace.observations import Lazy, Observations
 
-FORMAT = "pace-checkpoint-4"
+FORMAT = "pace-checkpoint-5"
 _INDEX = "index.json"
-_FILES = re.compile(r"(index\.json|(common|own-\d+)-\d+\.safetensors)(\.tmp)?")  # .tmp: of an interrupted write
+_PATTERN = {"format": FORMAT, "about": dict, "processes": int, "number": int, "removed": bool}
+_FILES = re.compile(
+    rf"((index\.json|(common|own-\d+)-\d+\.safetensors)(\.tmp)?)|{LOCK}"
+)  # .tmp: of an interrupted write
+_REMEDY = "remove the folder to begin anew"
 _COMPARED = 32  # images that stand for all when data are compared
 _Facts = dict[str, Any]
 
@@ -48,12 +53,12 @@ class HowFar(NamedTuple):
 
 def how_far(folder: str | PathLike[str]) -> HowFar | None:
     """For people to read, whatever the checkpoint is of; None where there is none, or a damaged one."""
+    folder = Path(folder)
     try:
-        index = json.loads((Path(folder) / _INDEX).read_bytes())
-        with safe_open(_file_in(Path(folder), "common", index["number"]), "pt") as common:
-            done, refined = (common.get_slice(name).get_shape()[0] for name in ("bounds", "refinement"))
-            return HowFar(done, refined)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        index = read_json(folder / _INDEX, _PATTERN | {"removed": False}, _REMEDY)
+        common, _ = read_tensors(_file_in(folder, "common", index["number"]), dict, _REMEDY)
+        return HowFar(len(common["bounds"]), len(common["refinement"]))
+    except (OSError, DamagedFile, KeyError):
         return None
 
 
@@ -64,12 +69,35 @@ class Checkpoint:
         self._folder, self._every, self._about, self._team = Path(folder), every, about, team
         self._last = time.monotonic()
         self._number = 0
+        self._stack = ExitStack()
         if not every >= 0:
             raise ValueError(f"checkpoint_every: expected seconds, 0 or more; found {every!r}")
         if not self._folder.parent.is_dir():
             raise FileNotFoundError(f"no folder {self._folder.parent} to keep the checkpoint {self._folder.name} in")
         if self._folder.exists() and not self._folder.is_dir():
             raise ValueError(f"checkpoint: {self._folder} is a file; expected a folder, which is made if it is missing")
+
+    def __enter__(self) -> Checkpoint:
+        """Keep other fits out of the folder."""
+        problem = None
+        if self._team.rank == 0:
+            try:
+                self._folder.mkdir(exist_ok=True)
+                self._stack.enter_context(locked(self._folder, "another fit keeps its checkpoint here"))
+            except OSError as error:
+                problem = error
+        if any(self._team.gathered(problem is not None)):
+            raise problem or BlockingIOError("the first process cannot use the checkpoint's folder")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        if self._team.rank == 0:
+            with suppress(OSError):  # there is something in it
+                self._folder.rmdir()
+
+    def reading(self) -> AbstractContextManager[None]:
+        return reading(self._folder, _REMEDY)
 
     def load(self) -> Saved | None:
         """What an earlier fit left, if there is anything. A checkpoint of another fit is refused."""
@@ -84,16 +112,15 @@ class Checkpoint:
             return None
         if not all(present):
             raise ValueError(f"not every process finds the checkpoint {self._folder}; keep it where all can read it")
-        try:
-            index = json.loads(index_file.read_bytes())
-            if index["format"] != FORMAT:
-                raise ValueError(f"{self._folder} has format {index['format']}; this version reads {FORMAT}")
-            self._refuse_other(index["about"], index["processes"])
-            self._number = int(index["number"])
-            common, own = index["common"], index["own"][self._team.rank]
-            return Saved(self._read("common", common), self._read(f"own-{self._team.rank}", own))
-        except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError, UnicodeDecodeError):
-            raise ValueError(self._damaged(_INDEX)) from None
+        index = read_json(index_file, _PATTERN, _REMEDY)
+        self._number = index["number"]
+        if index["removed"]:
+            return None
+        self._refuse_other(index["about"], index["processes"])
+        saved = Saved(self._read("common"), self._read(f"own-{self._team.rank}"))
+        if self._team.rank == 0:  # what a kill left
+            _discard(self._folder, self._number - 1, self._team.size)
+        return saved
 
     def _refuse_other(self, found: _Facts, processes: int) -> None:
         if processes != self._team.size:
@@ -103,20 +130,12 @@ class Checkpoint:
         for name, here in self._about.items():
             if found.get(name) != here:
                 raise ValueError(
-                    f"{self._folder} is a checkpoint of another fit: {name} was {found.get(name)!r} and is {here!r}; "
+                    f"{self._folder} is a checkpoint of another fit: {name} was {found.get(name)!r:.80} and is {here!r:.80}; "
                     "remove it to begin anew, or choose another folder"
                 )
 
-    def _read(self, name: str, checksum: int) -> dict[str, Tensor]:
-        file = _file_in(self._folder, name, self._number)
-        with suppress(OSError, SafetensorError):
-            content = file.read_bytes()
-            if zlib.crc32(content) == checksum:
-                return load(content)
-        raise ValueError(self._damaged(file.name))
-
-    def _damaged(self, what: str) -> str:
-        return f"the checkpoint {self._folder} is damaged ({what}); remove it to begin anew"
+    def _read(self, name: str) -> dict[str, Tensor]:
+        return read_tensors(_file_in(self._folder, name, self._number), dict, _REMEDY)[0]
 
     def due(self) -> bool:
         """Whether it is time, by the clock of the first process. All of them have to ask."""
@@ -124,23 +143,35 @@ class Checkpoint:
         return bool(self._team.gathered(late)[0])
 
     def write(self, common: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-        """All processes together. Killed at any moment, either the set before this one is left or this one."""
-        self._folder.mkdir(exist_ok=True)
+        """All processes together. Killed at any moment, either the set before this one is left or this one.
+
+        Where it cannot be written, as on a full disk, the fit goes on with the set before this one, and a warning.
+        """
         before, self._number = self._number, self._number + 1
-        ours = self._put(f"own-{self._team.rank}", own)
-        checksums = self._team.gathered(ours)  # all are on the disk when this returns
+        problem: OSError | None = None
+        try:
+            self._put(f"own-{self._team.rank}", own)
+        except OSError as error:
+            problem = error
+        if not any(self._team.gathered(problem is not None)) and self._team.rank == 0:  # all are on the disk now
+            index = {"format": FORMAT, "about": self._about, "processes": self._team.size, "number": self._number}
+            try:
+                self._put("common", common)
+                write_atomically(self._folder / _INDEX, json.dumps(index | {"removed": False}).encode())
+            except OSError as error:
+                problem = error
+        failed = any(self._team.gathered(problem is not None))
         if self._team.rank == 0:
-            index = {"format": FORMAT, "about": self._about, "processes": self._team.size, "number": self._number,
-                     "common": self._put("common", common), "own": checksums}  # fmt: skip
-            write_atomically(self._folder / _INDEX, json.dumps(index).encode())
-            for name in ("common", *(f"own-{rank}" for rank in range(self._team.size))):
-                _file_in(self._folder, name, before).unlink(missing_ok=True)
+            _discard(self._folder, self._number if failed else before, self._team.size)
+        if failed:
+            self._number = before
+        if problem is not None:
+            why = f"{problem.filename}: {problem.strerror}"
+            warnings.warn(f"{why}; the fit goes on, and this is not kept if it is stopped", UserWarning, stacklevel=5)
         self._last = time.monotonic()
 
-    def _put(self, name: str, tensors: dict[str, Tensor]) -> int:
-        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        write_atomically(_file_in(self._folder, name, self._number), content)
-        return zlib.crc32(content)
+    def _put(self, name: str, tensors: dict[str, Tensor]) -> None:
+        save_tensors(_file_in(self._folder, name, self._number), tensors, {})
 
     def remove(self) -> None:
         """The fit is done. All processes together."""
@@ -150,16 +181,26 @@ class Checkpoint:
 
 
 def remove(folder: str | PathLike[str]) -> None:
-    """Delete a checkpoint. The index goes first, so that nothing half-removed can be resumed; other files stay."""
+    """Delete a checkpoint. Its index says so first, so that nothing half-removed can be resumed; other files stay."""
     folder = Path(folder)
-    if not folder.is_dir():
-        return
-    (folder / _INDEX).unlink(missing_ok=True)
-    for file in folder.iterdir():
-        if _FILES.fullmatch(file.name) and file.is_file():
-            file.unlink()
-    with suppress(OSError):  # somebody else's files are in it
+    try:
+        index = read_json(folder / _INDEX, _PATTERN, _REMEDY)
+        write_atomically(folder / _INDEX, json.dumps(index | {"removed": True}).encode())
+        for number in (-1, 0, 1):  # what a kill left of the set before it, and of the next one
+            _discard(folder, index["number"] + number, index["processes"])
+        (folder / _INDEX).unlink()
         folder.rmdir()
+    except (OSError, DamagedFile):  # it is not there, or files of others are; what was learned matters more
+        return
+
+
+def _discard(folder: Path, number: int, processes: int) -> None:
+    """The files of one set, and what an interrupted write left of them."""
+    for name in ("common", *(f"own-{rank}" for rank in range(processes))):
+        file = _file_in(folder, name, number)
+        for one in (file, temporary_of(file)):
+            with suppress(OSError):
+                one.unlink()
 
 
 def _file_in(folder: Path, name: str, number: int) -> Path:

@@ -109,14 +109,15 @@ class Course:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], family: str, settings: Settings) -> Course:
-        concepts = Concepts.from_tensors(family, tensors).to(settings.device, settings.dtype)
+        given = Concepts.from_tensors(family, tensors)
+        concepts = given.to(settings.device, settings.dtype)
         prior = Prior(tensors["prior.covariance"].to(settings.device), float(tensors["prior.strength"]))
         course = cls(concepts, prior, refinement=tensors["refinement"].numpy())
         course.bounds = [Bound(*row) for row in tensors["bounds"].tolist()]
         course.drift = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
         course.converged, course.refined, course.finished = tensors["state"].tolist()
         if statistics := under("statistics.", tensors):
-            course.statistics = Statistics.from_tensors(statistics).map(lambda t: t.to(settings.device))
+            course.statistics = given.statistics_from(statistics).map(lambda t: t.to(settings.device))
         if selection := under("selection.", tensors):
             course.selection = Selection.from_tensors(selection)
         return course
@@ -193,8 +194,9 @@ def _resumed_or_begun(
 ) -> tuple[Course, Saved | None]:
     """From the checkpoint, which is given too, or, for all processes, from the start that the first one finds."""
     saved = None if checkpoint is None else checkpoint.load()
-    if saved is not None:
-        return Course.from_tensors(saved.common, plan.family, settings), saved
+    if checkpoint is not None and saved is not None:
+        with checkpoint.reading():
+            return Course.from_tensors(saved.common, plan.family, settings), saved
     begin = start() if team.rank == 0 else None
     if begin is not None and begin.interrupted and team.size > 1:
         raise KeyboardInterrupt
@@ -216,8 +218,11 @@ def _remember(
     """Give the course its memory of every image, as the checkpoint has it or empty."""
     if plan.minibatch is None and not course.refined:
         course.memory = Memory(len(views), visits.own_images, views[0].n_tokens, course.concepts, settings)
-        if saved is not None and "memory" in saved.own:
-            course.memory.state.copy_(saved.own["memory"])
+        if checkpoint is not None and saved is not None and "memory" in saved.own:
+            with checkpoint.reading():
+                if saved.own["memory"].shape != course.memory.state.shape:
+                    raise ValueError("its memory is of other images")
+                course.memory.state.copy_(saved.own["memory"])
             course.memory.fixed = {name: t.to(settings.device) for name, t in under("fixed.", saved.own).items()}
     if saved is None and not course.interrupted:
         _save(course, checkpoint)  # the start may have taken long

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from pace import __version__
-from pace.atomic import write_atomically
+from pace.files import read_tensors, reading, save_tensors
 from pace.fitting.arguments import plain_parameters
 from pace.model.concepts import Concepts, under
 from pace.model.gaussians import Prior
 from pace.model.objective import Bound
 from pace.model.refining_kinds import Drift
 from pace.model.selecting import Selection
-from pace.model.statistics import Statistics
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
 
 FORMAT = "pace-model-3"
-_HEADER = ("updates_", "n_steps_", "prefix_tokens_", "converged_", "interrupted_")  # attributes that JSON can hold
+_HEADER = {"updates_": str, "n_steps_": int, "prefix_tokens_": int, "converged_": bool, "interrupted_": bool}
+_PATTERN = {"format": FORMAT, "parameters": dict, "covariance": str, "prior_strength": float | int, **_HEADER}
+_REMEDY = "make it again with PACE.save, or `pace fit` in another folder"
 
 
 def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None:
@@ -55,41 +53,44 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
         "prior_strength": prior.strength,
         **{name: getattr(model, name) for name in _HEADER},
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(tensors, {"pace": json.dumps(header)}))
+    save_tensors(path, tensors, header)
 
 
 def load_model(kind: type[PACE], path: str | PathLike[str]) -> PACE:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no model file at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a complete safetensors file ({error})") from None
-    try:
-        header = json.loads(metadata["pace"])
-        if header["format"] != FORMAT:
-            raise ValueError(f"{path} has format {header['format']}; this version reads {FORMAT}")
+    tensors, header = read_tensors(path, _PATTERN, _REMEDY)
+    with reading(path, _REMEDY):
         return _restored(kind, header, tensors)
-    except (KeyError, json.JSONDecodeError, TypeError, AttributeError, RuntimeError, IndexError):
-        raise ValueError(f"{path} is not a PACE model; files that PACE.save wrote can be loaded") from None
 
 
 def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tensor]) -> PACE:
     # An interrupted fit has no weights, and a single concept no neighbour to have evidence against.
     finite = (t for name, t in tensors.items() if name not in ("concept_weights", "selection.evidence"))
     if not all(bool(torch.isfinite(tensor).all()) for tensor in finite):
-        raise TypeError("a number in it is not finite")
+        raise ValueError("a number in it is not finite")
+    concepts = Concepts.from_tensors(header["covariance"], tensors)
+    nest, d = concepts.nest, len(concepts.offset)
+    size = d if nest is None else nest.to_parts.shape[1] + nest.to_kinds.shape[1]
+    shapes = {
+        "prior_covariance": (size, size),
+        "concept_weights": (len(concepts),),
+        "share_prior": concepts.alpha.shape,
+    }
+    if wrong := [name for name, shape in shapes.items() if tensors[name].shape != shape]:
+        raise ValueError(f"{wrong[0]} of shape {tuple(tensors[wrong[0]].shape)} does not fit the concepts")
+    if not bool((tensors["share_prior"] > 0).all()) or tensors.get("neighbours", torch.ones(1, 1)).ndim != 2:
+        raise ValueError("what its intervals are made of is out of range")
     model = kind(**header["parameters"])
+    if header["updates_"] not in ("exact", "paper") or min(header["n_steps_"], header["prefix_tokens_"]) < 0:
+        raise ValueError("a value in its header is out of range")
     for name in _HEADER:
         setattr(model, name, header[name])
-    model._concepts = Concepts.from_tensors(header["covariance"], tensors)
+    model._concepts = concepts
     model._prior = Prior(tensors["prior_covariance"], header["prior_strength"])
     statistics, selection = under("statistics.", tensors), under("selection.", tensors)
-    model._statistics = Statistics.from_tensors(statistics) if statistics else None
+    model._statistics = concepts.statistics_from(statistics) if statistics else None
     model.selection_ = Selection.from_tensors(selection) if selection else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from abc import abstractmethod
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pace.files import read_json, reading
 from pace.images.birds import Birds
 from pace.images.color import Color
 from pace.images.decoding import readable
@@ -69,8 +69,10 @@ class Flower(Published):
             )
         class_names, titles = None, self._root / "cat_to_name.json"
         if titles.is_file():
-            by_number = json.loads(titles.read_text(encoding="utf-8"))
-            class_names = [by_number[str(number)] for number in range(1, len(by_number) + 1)]
+            remedy = "get it again, or delete it: classes are then numbered"
+            by_number = read_json(titles, {str: str}, remedy)
+            with reading(titles, remedy):
+                class_names = [by_number[str(number)] for number in range(1, len(by_number) + 1)]
         return [f"image_{number:05d}.jpg" for number in ids], labels[ids - 1] - 1, class_names
 
 

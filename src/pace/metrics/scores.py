@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pace.files import expect
+
 Better = Literal["higher", "lower"]
 
 _MAIN = (
@@ -50,6 +52,12 @@ class Score:
         return cls(**{**values, "range": ends})
 
 
+_NUMBER = float | int | None
+_SCORE = {"name": str, "title": str, "value": float | int, "low": _NUMBER, "high": _NUMBER, "better": str | None,
+          "range": [_NUMBER], "meaning": str}  # fmt: skip
+_PATTERN = {"scores": {str: _SCORE}, "warnings": [str]}
+
+
 class Scores(dict[str, Score]):
     """Scores by name, in reading order, `warnings` in plain words, and the `verdict`: one line that says what to believe."""
 
@@ -72,7 +80,8 @@ class Scores(dict[str, Score]):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scores:
-        """The inverse of `as_dict`, also after a round trip through JSON."""
+        """The inverse of `as_dict`, also after a round trip through JSON. Other content is a ValueError."""
+        expect(values, _PATTERN, "the scores")
         return cls(map(Score.from_dict, values["scores"].values()), values["warnings"], values.get("verdict", ""))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pace.model.gaussians import FAMILIES, Gaussians, Prior, Sums
+from pace.model.layout import check_layout
 from pace.model.nesting import PARTS, Nest
 from pace.model.objective import Bound
 from pace.model.settings import Settings
@@ -64,10 +65,20 @@ class Concepts:
 
     @classmethod
     def from_tensors(cls, family: str, tensors: dict[str, Tensor]) -> Concepts:
-        """Concepts of that covariance family; tensors of other names are ignored."""
+        """Concepts of that covariance family; tensors of other names are ignored, and what cannot be concepts is refused."""
+        check_layout(family, tensors)
         gaussians = FAMILIES[family].from_tensors(under("gaussians.", tensors))
         nest = Nest.from_tensors(FAMILIES[family], nested) if (nested := under("nest.", tensors)) else None
+        if not all(bool(torch.isfinite(one.log_det).all()) for one in (gaussians, nest and nest.parts) if one):
+            raise ValueError("a covariance is not positive definite")
         return cls(gaussians, **{name: tensors[name] for name in _BESIDE_GAUSSIANS}, nest=nest)
+
+    def statistics_from(self, tensors: dict[str, Tensor]) -> Statistics:
+        """Statistics that have the shapes of these concepts'."""
+        expected = self.no_statistics().tensors()
+        if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in expected.items()}:
+            raise ValueError("the statistics do not fit the concepts")
+        return Statistics.from_tensors(tensors)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Concepts:
         before = self.gaussians.tensors()

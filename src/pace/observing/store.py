@@ -2,7 +2,8 @@
 
 A store is a folder: ``index.json``, and shards of consecutive images as safetensors files. Only what the index lists
 exists: it is replaced atomically after each finished shard and holds every shard's size and checksum. So a reader sees
-finished shards only, and a killed writer leaves at most a file that the next writer deletes.
+finished shards only, and a killed writer leaves at most a file that the next writer deletes. The checksum of a shard is
+compared when the shard is first read.
 
 Embeddings are float16; a batch with a value beyond float16's range (±65504) makes its whole shard float32. Attention,
 predictions and crops are float32: they are small next to the embeddings, and float16 would turn the small probabilities
@@ -14,11 +15,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pace.atomic import write_atomically
+from pace.files import LOCK, DamagedFile, locked, read_json, reading
 from pace.observations import Batch, Observations
 
 SHARD_BYTES = 32 << 20  # what a kill may cost, and what a writer holds in memory
 _FLOAT16_MAX = 65504.0
 _FORMAT = {"format": "pace-observations", "version": 1}
+_PATTERN = {**_FORMAT, "fingerprint": {str: str}, "total": int | None, "grid": list | None, "prefix_tokens": int,
+            "shards": [dict.fromkeys(("start", "images", "bytes", "crc32"), int)]}  # fmt: skip
+_SHARD = re.compile(r"shard-\d{9,}\.safetensors(\.tmp)?")  # .tmp: of an interrupted write
+_REMEDY = "delete it and run the extraction again to fill it in"
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}  # safetensors' names
 
 
@@ -73,16 +81,18 @@ class Index:
         file = folder / "index.json"
         if not file.is_file():
             raise FileNotFoundError(f"{folder} is not an observation store: it has no index.json")
-        try:
-            content = json.loads(file.read_bytes())
-            found = {key: content.pop(key) for key in _FORMAT}
-            if found != _FORMAT:
-                raise ValueError(f"expected {_FORMAT}; found {found}")
-            grid = content.pop("grid")
-            shards = tuple(Shard(**shard) for shard in content.pop("shards"))
-            return cls(**content, grid=None if grid is None else (int(grid[0]), int(grid[1])), shards=shards)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from error
+        remedy = "delete the folder and run the extraction again"
+        content = read_json(file, _PATTERN, remedy)
+        with reading(file, remedy):
+            grid = content["grid"] and tuple(map(int, content["grid"]))
+            shards = tuple(Shard(**shard) for shard in content["shards"])
+            edges = [0, *(edge for shard in shards for edge in (shard.start, shard.stop))]
+            total = edges[-1] if content["total"] is None else content["total"]
+            if [*edges, total] != sorted([*edges, total]) or any(shard.images < 1 for shard in shards):
+                raise ValueError("its shards overlap")
+            if len(grid or (0, 0)) != 2:
+                raise ValueError(f"expected rows and columns of a grid; found {grid}")
+            return cls(content["fingerprint"], content["total"], grid, content["prefix_tokens"], shards)
 
     def gaps(self) -> list[range]:
         """Images that are in no shard; the last gap has no known end when the total is unknown."""
@@ -97,7 +107,7 @@ def _is_whole(file: Path, shard: Shard) -> bool:
 
 
 def _damaged(files: list[str], why: str) -> ValueError:
-    return ValueError(f"{', '.join(files)}: {why}; delete what is damaged and run the extraction again to fill it in")
+    return DamagedFile(f"{', '.join(files)}: {why}; delete what is damaged and run the extraction again to fill it in")
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class StoredArray:
     dtype: np.dtype[Any]
     row: tuple[int, ...]  # shape of what is stored of one image
     rows: npt.NDArray[np.intp]  # numbers of the images
+    whole: set[int] = field(repr=False)  # shards whose checksum was compared, by their first image
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,9 +141,14 @@ class StoredArray:
         for number in np.unique(shard_of):
             shard = self.shards[number]
             places = np.flatnonzero(shard_of == number)
-            with safe_open(self.folder / shard.file, "pt") as file:
-                tensor = file.get_tensor(self.name)  # mapped, not read
-                array[places] = tensor[self.rows[places] - shard.start].numpy()
+            path = self.folder / shard.file
+            with reading(path, _REMEDY):
+                if shard.start not in self.whole and _checksum(path) != shard.crc32:
+                    raise ValueError("its checksum is wrong")
+                self.whole.add(shard.start)
+                with safe_open(path, "pt") as file:
+                    tensor = file.get_tensor(self.name)  # mapped, not read
+                    array[places] = tensor[self.rows[places] - shard.start].numpy()
         return array.astype(dtype or self.dtype, copy=False)
 
 
@@ -166,27 +182,34 @@ class ObservationStore:
         if holes := [gap for gap in self._index.gaps() if gap.start < self.shards[-1].start]:
             missing = f"images {holes[0].start} to {holes[0].stop - 1}"
             raise ValueError(f"{self.path} lacks {missing}; run the extraction again to fill them in")
-        layouts = [_layout(self.path / shard.file) for shard in self.shards]
-        arrays, numbers = {}, np.arange(self.shards[-1].stop)
-        for name in set(layouts[0]).intersection(*layouts):  # shards of an older version lack crops
-            row = layouts[0][name][1]
-            dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
-            arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers)
-        return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
+        layouts = [_layout(self.path / shard.file, shard.images) for shard in self.shards]
+        arrays, numbers, whole = {}, np.arange(self.shards[-1].stop), set[int]()
+        with reading(self.path / "index.json", "delete the folder and run the extraction again"):
+            for name in set(layouts[0]).intersection(*layouts):  # only pairs have crops
+                row = layouts[0][name][1]
+                if any(layout[name][1] != row for layout in layouts):
+                    raise ValueError(f"{name} have another shape in another shard")
+                dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
+                arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers, whole)
+            return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
 
     def verify(self) -> None:
         """Read every shard and compare its checksum; a ValueError names the damaged ones."""
-        if lost := [shard.file for shard in self.shards if self._checksum(shard) != shard.crc32]:
+        if lost := [shard.file for shard in self.shards if _checksum(self.path / shard.file) != shard.crc32]:
             raise _damaged(lost, f"wrong checksum in {self.path}")
 
-    def _checksum(self, shard: Shard) -> int:
-        return zlib.crc32((self.path / shard.file).read_bytes())
+
+def _checksum(file: Path) -> int:
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:  # faster than a copy
+        return zlib.crc32(content)
 
 
-def _layout(file: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+def _layout(file: Path, images: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Type and shape of what a shard holds of one image, by name."""
-    with safe_open(file, "pt") as shard:
+    with reading(file, _REMEDY), safe_open(file, "pt") as shard:
         slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
+        if any(part.get_shape()[:1] != [images] for part in slices.values()):
+            raise ValueError(f"not all of its tensors have {images} rows")
         return {name: (_DTYPES[part.get_dtype()], tuple(part.get_shape()[1:])) for name, part in slices.items()}
 
 
@@ -207,7 +230,7 @@ class StoreWriter:
         _refuse_foreign(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.enter_context(_locked(self.path))
+            stack.enter_context(locked(self.path, "another process is writing to this store"))
             self._open()
             self._lock = stack.pop_all()
         return self
@@ -221,8 +244,8 @@ class StoreWriter:
         self._index.write(self.path)
         self.gaps = self._index.gaps()  # when it was opened
         listed = {shard.file for shard in self._index.shards}
-        for leftover in self.path.glob("shard-*"):
-            if leftover.name not in listed:
+        for leftover in self.path.iterdir():
+            if _SHARD.fullmatch(leftover.name) and leftover.name not in listed and leftover.is_file():
                 leftover.unlink()  # a kill came between this file and the index, or it is truncated
 
     def __exit__(self, *_: object) -> None:
@@ -298,26 +321,9 @@ def check(
         raise ValueError(f"in the batch from image {start} on: {error}") from error
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One writing process at a time. The lock ends with the process, however that ends, and child processes lack it."""
-    if sys.platform == "win32":  # has no such locks
-        yield
-        return
-    import fcntl
-
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            message = "another process is writing to this store; wait for it to finish"
-            raise BlockingIOError(errno.EAGAIN, message, str(folder)) from error
-        yield
-
-
 def _refuse_foreign(folder: Path) -> None:
     if folder.is_dir() and not (folder / "index.json").exists():
-        names = [file.name for file in folder.iterdir() if file.name != "lock" and not file.name.endswith(".tmp")]
+        names = [file.name for file in folder.iterdir() if file.name != LOCK and not file.name.endswith(".tmp")]
         if names:
             raise ValueError(f"{folder} is not an observation store (it holds {names[0]}); name a new or empty folder")
 
@@ -328,5 +334,5 @@ def _refuse_other(folder: Path, found: Index, wanted: Index) -> None:
         return known if found.total is None or wanted.total is None else {**known, "number of images": index.total}
 
     old, new = facts(found), facts(wanted)
-    if differs := [f"{name} was {old[name]}, now {new[name]}" for name in new if old[name] != new[name]]:
+    if differs := [f"{name} was {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]]:
         raise ValueError(f"{folder} holds other observations: {'; '.join(differs)}. Name another folder for these")

@@ -39,7 +39,8 @@ def evaluate(
     backbone, how = found.model.backbone, (images.seed, fit.batch_size)
     choice = found.other_images(images)
     test, rest = found.test_images(choice)
-    with running(ctx, choice.images, device=found.device, images=image_record(choice, test)) as run:
+    about = {"images": image_record(choice, test), "fit": found.fingerprint()}
+    with running(ctx, choice.images, device=found.device, **about) as run:
         if extracted := found.run.record["configuration"]["observations"]:
             train, _ = read_extracted(open_run(extracted, "extract"), pairs=False)
         else:

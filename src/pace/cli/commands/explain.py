@@ -57,7 +57,7 @@ def explain(
     found = open_fit(ctx, fit)
     from pace.observing.extract import observe
 
-    with running(ctx, Path(pictures[0]).stem or "pictures", device=found.device) as run:
+    with running(ctx, Path(pictures[0]).stem or "pictures", device=found.device, fit=found.fingerprint()) as run:
         observed = observe(found.model.backbone, images, batch_size=fit.batch_size)
         run.record["results"] = results = _findings(found, images, observed, top, level)
         explained = results["images"]

@@ -18,7 +18,7 @@ from pace.cli import opening, options
 from pace.cli.errors import Problem
 from pace.cli.opening import CONCEPTS, GALLERY
 from pace.cli.output import busy, first_process, say, several_processes, table
-from pace.cli.runs import Run, open_run, running
+from pace.cli.runs import Run, earlier_results, open_run, running
 from pace.naming import concept_names
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ def fit(
             extracted = open_run(observations, "extract")
             opened, explained = opening.reopen_images(extracted), opening.reopen_model(extracted, device)
             record = extracted.record["images"]
-        recorded: Any = running(ctx, record["images"], device=device, model=explained.record(), images=record)
+        about: dict[str, Any] = {"model": explained.record(), "images": record}
+        if not first_process() and ctx.params["out"]:
+            earlier_results(ctx, Path(ctx.params["out"]).expanduser(), about)  # refuses what the first process refuses
+        recorded: Any = running(ctx, record["images"], device=device, **about)
         with recorded if first_process() else nullcontext() as run:
             views = _observe(learner, explained.backbone, opened, pairs, compute.batch_size, extracted)
             _learn(learner, *views, ctx.params["out"], checkpoint_every)
@@ -91,9 +94,10 @@ def fit(
             if learner.interrupted_:
                 unit = "minibatches" if learner.n_steps_ else "epochs"
                 raise KeyboardInterrupt(f"after {learner.n_iter_} {unit}; what was learned is in {run.folder}")
-    from pace.fitting.checkpoints import remove
+            from pace.fitting.checkpoints import remove
 
-    remove(run.file(_CHECKPOINT))
+            run.save()  # the concepts count from now on
+            remove(run.file(_CHECKPOINT))
     _show(run, learner)
     return dict(run.record)
 
@@ -144,8 +148,10 @@ def _observe(
 
 
 def _learn(learner: PACE, seen: Observations, perturbed: Observations | None, out: str | None, every: float) -> None:
+    from pace.fitting.checkpoints import how_far
+
     folder = None if out is None else Path(out).expanduser() / _CHECKPOINT
-    if folder is not None and folder.is_dir():
+    if folder is not None and how_far(folder) is not None:
         say(f"resuming from {folder}")
     # The checkpoint is kept until the concepts are saved.
     learner.fit(seen, perturbed=perturbed, checkpoint=folder, checkpoint_every=every, keep_checkpoint=True)
@@ -196,7 +202,7 @@ def _show(run: Run, learner: PACE) -> None:
     if learner.n_concepts == "auto" and (found := learner.selection_) is not None:
         say(f"found {found.n_concepts} concept{'s' * (found.n_concepts > 1)} in {found.images} images")
     use = use_of(learner.concept_weights_)
-    examples = json.loads(run.file(GALLERY).read_bytes())["images"]
+    examples = opening.read_gallery(run, len(learner.means_))
     names = concept_names(learner.part_of_, learner.concept_weights_)
     rows = [[names[k].label, f"{100 * use.shares[k]:.1f} %", examples[k][0]] for k in use.order[:_SHOWN]]
     table(["concept", "share of the images", "nearest patch in"], rows, words=(0, 2))

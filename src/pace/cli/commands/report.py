@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from pace.cli.errors import Problem
 from pace.cli.opening import FitRun, image_record, observe_images, open_fit, open_images
 from pace.cli.output import busy, say
 from pace.cli.runs import Run, all_runs, open_run, running
+from pace.files import reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,9 +54,13 @@ def report(
     shown = open_images(choice)
     scored = _evaluation(found, evaluation)
     ctx.params["evaluation"] = None if scored is None else str(scored.folder.resolve())
-    scores = None if scored is None else Scores.from_dict(scored.record["results"])
+    scores = None
+    if scored is not None:
+        with reading(scored.folder, "run `pace evaluate` again"):
+            scores = Scores.from_dict(scored.record["results"])
     backbone = found.model.backbone
-    with running(ctx, choice.images, device=found.device, images=image_record(choice, shown)) as run:
+    about = {"images": image_record(choice, shown), "fit": found.fingerprint()}
+    with running(ctx, choice.images, device=found.device, **about) as run:
         seen, perturbed = observe_images(backbone, shown, pairs, images.seed, fit.batch_size)
         with busy("writing the report"):
             file = write_report(
@@ -85,7 +91,13 @@ def _evaluation(fit: FitRun, given: str | None) -> Run | None:
     found = [run for run in runs if run.record["configuration"]["fit_run"] == ours and run.record["results"]]
     if given is not None and not found:
         raise Problem(f"--evaluation {given} has no scores of {fit.run.folder}")
-    return found[-1] if found else None
+    if not found or found[-1].record.get("fit") == fit.fingerprint():
+        return found[-1] if found else None
+    line = f"the scores in {found[-1].folder} are of other concepts than {fit.run.folder} holds now"
+    if given is not None:
+        raise Problem(f"{line}; run `pace evaluate` again")
+    warnings.warn(f"{line}, and are left out; `pace evaluate` computes new ones", stacklevel=2)
+    return None
 
 
 def _perturbed(images: ImageSet, preprocessing: PreprocessingLike, seed: int) -> Tensor:
