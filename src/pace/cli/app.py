@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pace import __version__
+from pace import __version__, progress
 from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
 from pace.cli.errors import line_of, one_line
 from pace.cli.options import with_options
@@ -42,6 +42,7 @@ class Commands(TyperGroup):
         for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters shows question marks
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
+        progress.lines = True
         if not on_terminal(sys.stderr):
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         if not debug:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
+from pace.atomic import write_atomically
 from pace.cli.errors import Problem, line_of
-from pace.cli.options import FitOptions, ImageOptions, LayerOptions
-from pace.cli.output import busy, say
+from pace.cli.options import FitOptions, ImageOptions
+from pace.cli.output import busy, note
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
 
 if TYPE_CHECKING:
@@ -24,15 +26,17 @@ if TYPE_CHECKING:
 
     from pace.backbones import Backbone, ModelChoice
     from pace.explainer import PACE
-    from pace.images import ImageSet
+    from pace.images import ByName, ImageSet
     from pace.observations import Observations
+    from pace.observing import ObservationStore
 
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
 CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
 CONCEPTS, GALLERY = "concepts.safetensors", "gallery.json"  # of a run of `pace fit`
 _HEAD = "head.safetensors"
-_ORIGINAL, _PERTURBED = "original", "perturbed"  # folders of a run of `pace extract`
+_SEEN = "seen.json"  # which images a run kept observations of
+_ROOM = 16 << 30  # bytes of observations in main memory
 _HELD_OUT = 5  # one image in five
 
 
@@ -104,14 +108,19 @@ class OpenedModel:
             "class_names": self.class_names,
         }
 
-    def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
-        """The probe, if there is one, and the names of the predicted classes."""
+    def save_probe_into(self, run: Run) -> None:
         from pace.backbones.heads import save_probe
-        from pace.showing.summary import class_names
 
         if self.backbone.head is not None:
             save_probe(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+
+    def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
+        """The probe, if there is one, and the names of the predicted classes."""
+        from pace.showing.summary import class_names
+
+        self.save_probe_into(run)
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
+        run.record["model"] = self.record()
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
 
 
@@ -135,32 +144,87 @@ def load_model(choice: ModelChoice) -> tuple[nn.Module, Sequence[str] | None]:
         return found.model, found.class_names
 
 
-def _open_at_layer(choice: ModelChoice, device: torch.device, **options: Any) -> OpenedModel:
+def _open_at_layer(
+    choice: ModelChoice,
+    device: torch.device,
+    loaded: tuple[nn.Module, Sequence[str] | None] | None = None,
+    **options: Any,
+) -> OpenedModel:
     """`options` are those of `open_backbone`."""
     from pace.backbones import open_backbone
 
-    model, names = load_model(choice)
+    model, names = load_model(choice) if loaded is None else loaded
     backbone = open_backbone(model, choice, device, **options)
     name = str(located(str(choice.name)))
     opened = replace(choice, name=name, layer=backbone.layer, attention_layer=backbone.attention_layer)
     return OpenedModel(backbone, opened, names)
 
 
-def open_images_and_model(
-    images: ImageOptions, model: str, how: LayerOptions, probe: bool, device: torch.device, batch_size: int
-) -> tuple[ImageSet, OpenedModel]:
-    """Images first: they open quickly, so a misspelt name is found before a large model is loaded."""
-    from pace.backbones import ModelChoice, choose_layer
+def open_streamed(
+    images: ImageOptions, opened: ImageSet, choice: ModelChoice, probe: bool, device: torch.device, batch_size: int
+) -> OpenedModel:
+    """For sets that are not kept: the block is chosen and the probe fitted in passes of their own."""
+    from pace.backbones import choose_layer
 
-    opened = open_images(images)
-    choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=say)
-    explained = _open_at_layer(ModelChoice(model, **asdict(how)), device, choose_layer=choose)
+    choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=note)
+    explained = _open_at_layer(choice, device, choose_layer=choose)
     if probe:
         from pace.backbones.heads import fit_probe
 
         explained.backbone.head = fit_probe(explained.backbone, opened, batch_size)
         explained = replace(explained, class_names=opened.class_names)
-    return opened, explained
+    return explained
+
+
+def observe_once(
+    run: Run,
+    images: ImageOptions,
+    opened: ImageSet,
+    choice: ModelChoice,
+    loaded: tuple[nn.Module, Sequence[str] | None],
+    probe: bool,
+    pairs: bool,
+    device: torch.device,
+    batch_size: int,
+) -> tuple[OpenedModel, Views]:
+    """Decode every image once and run the model once on it and its perturbed view, into the run's folder.
+
+    The block is chosen and the probe is fitted by what is seen in that one pass.
+    """
+    from pace.backbones.heads import linear_probe
+    from pace.backbones.layers import Blocks, look_for_layer
+    from pace.observing.extract import observe_into
+
+    if probe and opened.labels is None:
+        raise ValueError("probe: needs labels; expected a dataset or a folder of class folders")
+    known = None
+
+    def choose(model: nn.Module) -> int:
+        nonlocal known
+        layer, known = look_for_layer(
+            model, opened, images.seed, batch_size, report=note, count_cls=choice.count_cls, pooled=probe
+        )
+        return layer
+
+    explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
+    backbone = explained.backbone
+    watched: Any = Blocks(backbone, pooled=True) if probe else backbone
+    perturb = _perturbation(images.seed, opened) if pairs else None
+    seen, *_ = observe_into(run.folder, watched, opened, perturb, batch_size, known)
+    write_atomically(run.file(_SEEN), json.dumps(opened.keys()).encode())
+    if probe:
+        with busy("fitting the probe"):
+            backbone.head = linear_probe(np.asarray(seen.predictions), opened.labels).to(device)
+        explained = replace(explained, class_names=opened.class_names)
+    run.record["model"] = explained.record()
+    explained.save_probe_into(run)
+    return explained, kept_views(run, pairs)
+
+
+def _perturbation(seed: int, images: ImageSet) -> ByName:
+    from pace.images import ByName, Perturbation
+
+    return ByName(Perturbation(seed), images.names)
 
 
 def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> OpenedModel:
@@ -181,37 +245,78 @@ def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> Op
     return replace(model, class_names=kept["class_names"])
 
 
-def observe_images(
-    backbone: Backbone, images: ImageSet, pairs: bool, seed: int, batch_size: int, store: Run | None = None
-) -> Views:
-    """In memory, or in the folder of a run."""
-    from pace.observing.extract import observe, observe_pair
-
-    if pairs:
-        folder = None if store is None else store.folder
-        return _checked(*observe_pair(backbone, images, seed=seed, batch_size=batch_size, store=folder))
-    folder = None if store is None else store.file(_ORIGINAL)
-    return _checked(observe(backbone, images, batch_size=batch_size, store=folder))
-
-
 def stream_images(backbone: Backbone, images: ImageSet, pairs: bool, seed: int, batch_size: int, keep: bool) -> Views:
     """Computed when they are needed, and again each time unless `keep`."""
     from pace.observing.streaming import stream, stream_pair
 
     if pairs:
-        return _checked(*stream_pair(backbone, images, seed=seed, batch_size=batch_size, keep=keep))
+        perturb = _perturbation(seed, images)
+        return _checked(*stream_pair(backbone, images, perturb=perturb, batch_size=batch_size, keep=keep))
     return _checked(stream(backbone, images, batch_size=batch_size, keep=keep))
 
 
-def read_extracted(run: Run, pairs: bool) -> Views:
-    """Those of a `pace extract`."""
+def source_of(run: Run) -> Run:
+    """The run that observed the images a fit learned from: itself, or the one named with --observations."""
+    given = run.record["configuration"].get("observations")
+    return run if given is None else source_of(open_run(given, "fit", "extract"))
+
+
+def _stores(run: Run) -> list[ObservationStore]:
+    """Of the images as they are and perturbed, as far as they were kept."""
+    from pace.observing.extract import ORIGINAL, PERTURBED
     from pace.observing.store import ObservationStore
 
-    stores = [ObservationStore.open(run.file(name)) for name in (_ORIGINAL, _PERTURBED) if run.file(name).is_dir()]
+    return [ObservationStore.open(run.file(name)) for name in (ORIGINAL, PERTURBED) if run.file(name).is_dir()]
+
+
+def kept_views(run: Run, pairs: bool) -> Views:
+    """The observations that a run kept."""
+    from pace.backbones.heads import load_probe
+
+    stores = _stores(run)
     if not stores or not all(store.complete for store in stores):
-        again = f"pace extract --config {run.folder / 'run.json'} --out {run.folder}"
-        raise Problem(f"{run.folder} is not complete; `{again}` resumes it")
-    return _checked(*(store.observations() for store in (stores if pairs else stores[:1])))
+        again = f"pace {run.record['command']} --config {run.folder / 'run.json'} --out {run.folder}"
+        raise Problem(f"{run.folder} has no complete observations; `{again}` makes them")
+    head = load_probe(run.file(_HEAD)) if run.file(_HEAD).is_file() else None
+    return _checked(*(store.observations(head) for store in (stores if pairs else stores[:1])))
+
+
+def has_kept(run: Run) -> bool:
+    return run.file(_SEEN).is_file()
+
+
+def kept_bytes(run: Run) -> int:
+    from pace.observing.extract import ORIGINAL, PERTURBED
+
+    return sum(file.stat().st_size for name in (ORIGINAL, PERTURBED) for file in run.file(name).glob("*"))
+
+
+def discard(run: Run) -> None:
+    """Delete the observations that a run kept."""
+    from pace.observing.extract import ORIGINAL, PERTURBED
+
+    run.file(_SEEN).unlink(missing_ok=True)
+    for name in (ORIGINAL, PERTURBED):
+        shutil.rmtree(run.file(name), ignore_errors=True)
+
+
+def in_memory(views: Views, device: torch.device) -> Views:
+    """On a GPU if it has room for them, else in main memory, else on disk as they are."""
+    import torch
+
+    from pace.model.feeding import bytes_per_image
+    from pace.observing.extract import gathered
+
+    size = sum(len(view) * bytes_per_image(view) for view in views if view is not None)
+    if device.type == "cuda" and size < torch.cuda.mem_get_info(device)[0] / 2:
+        where: str | torch.device = device
+    elif 2 * size < _ROOM:  # in float32
+        where = "cpu"
+    else:
+        return views
+    first, second = (None if view is None else gathered([(slice(None), view)], where) for view in views)
+    assert first is not None
+    return first, second
 
 
 def _checked(observations: Observations, perturbed: Observations | None = None) -> Views:
@@ -222,6 +327,14 @@ def _checked(observations: Observations, perturbed: Observations | None = None) 
             stacklevel=3,
         )
     return observations, perturbed
+
+
+def _same_views(run: Run, seed: int, pairs: bool) -> bool:
+    """Whether a run's images were perturbed as they would be now, if that matters."""
+    from pace.images import ByName, Perturbation
+
+    wanted = ByName(Perturbation(seed), ()).fingerprint()
+    return not pairs or any(store.fingerprint["perturbation"] == wanted for store in _stores(run))
 
 
 @dataclass(frozen=True)
@@ -236,6 +349,44 @@ class FitRun:
         """How many concepts are in use, and in which run."""
         total, empty = len(self.concepts.means_), len(self.concepts.empty_concepts_)
         return f"{total - empty} of {total} concepts in use of {self.run.folder}"
+
+    def observe(
+        self,
+        images: ImageSet,
+        pairs: bool,
+        run: Run,
+        seed: int = 0,
+        batch_size: int = 64,
+        others: Sequence[Run] = (),
+    ) -> Views:
+        """Observations of the images: what this fit or the other runs kept is read, the rest is observed, into `run`."""
+        from pace.observing.extract import gathered, observe_into
+
+        keys = images.keys()
+        left = dict(zip(keys, range(len(images)), strict=True))
+        parts: list[tuple[list[int], Sequence[Any]]] = []
+        for other in (source_of(self.run), *others):
+            if not has_kept(other) or not _same_views(other, seed, pairs):
+                continue
+            rows = {key: row for row, key in enumerate(json.loads(other.file(_SEEN).read_bytes())) if key in left}
+            if rows:
+                views = kept_views(other, pairs)
+                parts.append(([left.pop(key) for key in rows], [view and view[list(rows.values())] for view in views]))
+        if left:
+            unseen = images.subset(left.values())
+            perturb = _perturbation(seed, unseen) if pairs else None
+            fresh = observe_into(run.folder, self.model.backbone, unseen, perturb, batch_size)
+            parts.append((list(left.values()), fresh))
+            write_atomically(run.file(_SEEN), json.dumps(list(left)).encode())
+        if len(left) < len(images):
+            note(f"{len(images) - len(left)} of {len(images)} images were seen before")
+        return _checked(*(gathered([(rows, views[n]) for rows, views in parts]) for n in range(1 + pairs)))
+
+    def evaluations(self, given: str | None = None) -> list[Run]:
+        """The runs of `pace evaluate` of this fit in runs/, or the one given if it is of this fit."""
+        runs = all_runs("evaluate") if given is None else [open_run(given, "evaluate")]
+        ours = str(self.run.folder.resolve())
+        return [run for run in runs if run.record["configuration"]["fit_run"] == ours and run.record["results"]]
 
     def gallery(self) -> list[list[str]]:
         """For every concept the names of the images that show it best."""

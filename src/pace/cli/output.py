@@ -6,13 +6,15 @@ import json
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pace.cli.errors import one_line, visible, with_options_named
+from pace.progress import stage_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,9 +83,19 @@ def show_scores(scores: Scores, every: bool = False) -> None:
     say()
 
 
-def busy(what: str) -> AbstractContextManager[Any]:
-    """A spinner on a terminal, for steps without a progress bar."""
-    return console(stderr=True).status(f"{what} …") if on_terminal(sys.stderr) else nullcontext()
+def note(text: str) -> None:
+    """A line on standard error about what is being done."""
+    stage_line(one_line(text))
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """For a step without a progress bar: a spinner on a terminal, and a line if it took long."""
+    began = time.monotonic()
+    with console(stderr=True).status(f"{what} …") if on_terminal(sys.stderr) else nullcontext():
+        yield
+    if (seconds := time.monotonic() - began) > 1:
+        note(f"{what}: {seconds:.1f} s")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = "pace-run-1"
 _FILE = "run.json"
-_NOT_RECORDED = ("out", "config", "json", "debug", "every")  # options that do not change the results
+_NOT_RECORDED = ("out", "config", "json", "debug", "every", "keep")  # options that do not change the results
 _PATHS = frozenset(  # options that may name a file or folder
     ["images", "data_root", "model", "moved", "backbone", "fit_run", "observations", "evaluation", "pictures", "add"]
 )
@@ -114,11 +114,12 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def open_run(path: str, command: str) -> Run:
+def open_run(path: str, *commands: str) -> Run:
     folder = Path(path).expanduser()
     record = read_record(folder)
-    if record["command"] != command:
-        raise Problem(f"{path} is a run of `pace {record['command']}`; expected one of `pace {command}`")
+    if record["command"] not in commands:
+        expected = " or ".join(f"`pace {command}`" for command in commands)
+        raise Problem(f"{path} is a run of `pace {record['command']}`; expected one of {expected}")
     return Run(folder if folder.is_dir() else folder.parent, record)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import typer
 
 from pace.cli import options
-from pace.cli.opening import image_record, observe_images, open_fit, read_extracted, reopen_images
+from pace.cli.opening import discard, has_kept, image_record, kept_views, open_fit, reopen_images, source_of
 from pace.cli.output import say, show_scores
-from pace.cli.runs import open_run, running
+from pace.cli.runs import running
 
 
 def evaluate(
@@ -18,6 +18,7 @@ def evaluate(
     *,
     fit: options.FitOptions,
     images: options.ImageOptions,
+    keep: options.Keep = True,
     bootstrap: options.Bootstrap = 200,
     every: Annotated[bool, typer.Option("--all", help="Print all scores, not only the main ones.")] = False,
     hidden_images: options.HiddenImages = 32,
@@ -36,15 +37,17 @@ def evaluate(
     from pace.metrics import hide
     from pace.metrics.ground_truth import known_truth
 
-    backbone, how = found.model.backbone, (images.seed, fit.batch_size)
+    backbone = found.model.backbone
     choice = found.other_images(images)
     test, rest = found.test_images(choice)
     with running(ctx, choice.images, device=found.device, images=image_record(choice, test)) as run:
-        if extracted := found.run.record["configuration"]["observations"]:
-            train, _ = read_extracted(open_run(extracted, "extract"), pairs=False)
+        kept = source_of(found.run)
+        if has_kept(kept):
+            train, _ = kept_views(kept, pairs=False)
         else:
-            train, _ = observe_images(backbone, reopen_images(found.run), False, *how)
-        seen, perturbed = observe_images(backbone, test, True, *how)
+            train, _ = found.observe(reopen_images(found.run), False, run, batch_size=fit.batch_size)
+            discard(run)
+        seen, perturbed = found.observe(test, True, run, images.seed, fit.batch_size, found.evaluations()[-1:])
         truth = known_truth(test, backbone.preprocessing, seen.grid) if seen.grid else {}
         train = train if rest is None else train[rest]
         hiding = None
@@ -54,6 +57,8 @@ def evaluate(
         more: dict[str, Any] = {"hiding": hiding, "bootstrap": bootstrap, "seed": images.seed, **truth}
         scores = score(found.concepts, train, seen, perturbed, **more)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
+        if not keep:
+            discard(run)
     show_scores(scores, every)
     say(f"{len(test)} images, {found.in_use}")
     say(f"written to {run.folder}")
