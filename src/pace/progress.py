@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -31,26 +32,37 @@ def stage_line(text: str) -> None:
 
 
 @contextmanager
-def progress(title: str, total: int | None, show: bool | None = None, done: int = 0) -> Iterator[Advance]:
+def progress(
+    title: str, total: int | None, show: bool | None = None, done: int = 0, rounds: bool = False
+) -> Iterator[Advance]:
     """A bar on standard error, moved by ``advance(steps, note)``: at once if `show` is True, by default on a terminal
-    after a second. `done` of the steps were done before; steps beyond `total` begin another round.
+    after a second. `done` of the steps were done before. With `rounds`, steps beyond `total` begin another round.
 
     With `lines`, what takes a second leaves a line when it is done, and where there is no bar, one says early how long it
     will take.
     """
     begin, count = time.monotonic(), 0
+    stage, entered = "", begin  # what the notes have been saying, and since when
     bar, expected = _bar() if (sys.stderr.isatty() if show is None else show) else None, False
     task = None if bar is None else bar.add_task(title, total=total, completed=done, note="")
 
+    def leave() -> None:
+        if stage and show is None and (passed := time.monotonic() - entered) > _PATIENCE:
+            stage_line(f"{title}, {stage}: {passed:.1f} s")
+
     def advance(steps: int = 1, note: str = "") -> None:
-        nonlocal count, expected
+        nonlocal count, expected, stage, entered
         count += steps
         passed = time.monotonic() - begin
+        if (now := re.sub(r"[\d,:].*", "", note).strip()) and now != stage:
+            leave()
+            stage, entered = now, time.monotonic()
         if bar is not None and task is not None:
-            bar.update(task, completed=(done + count - 1) % total + 1 if total and count else done + count, note=note)
+            shown = (count - 1) % total + 1 if rounds and total and count else done + count
+            bar.update(task, completed=shown, note=note)
             if not bar.live.is_started and (show or passed > _PATIENCE):
                 bar.start()
-        elif show is None and total and not expected and count and passed > _PATIENCE:
+        elif show is None and total and not (expected or rounds) and count and passed > _PATIENCE:
             expected, left = True, passed / count * (total - done)
             if left > _LONG:
                 stage_line(f"{title}: {total} images, about {left:.0f} s")
@@ -60,6 +72,7 @@ def progress(title: str, total: int | None, show: bool | None = None, done: int 
     finally:
         if bar is not None and bar.live.is_started:
             bar.stop()
+    leave()
     if show is None and (passed := time.monotonic() - begin) > _PATIENCE:
         stage_line(f"{title}: {passed:.1f} s")
 

@@ -293,7 +293,7 @@ def test_a_finished_finetuning_is_not_repeated_and_another_recipe_is_refused(
 
 
 def test_evaluate_then_report(elsewhere: Path):
-    outcome = invoke("evaluate", "--run", "shop/fit", "--bootstrap", "20", "--json")
+    outcome = invoke("evaluate", "--run", "shop/fit", "--bootstrap", "20", "--hidden-images", "3", "--json")
     document = outcome.document
     assert document["images"]["split"] == "test"
     assert document["results"]["images"] == 12

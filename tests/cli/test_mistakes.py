@@ -28,7 +28,6 @@ FIT = ("fit", "--images", "photos")
         ((*FIT, *MODEL, "--device", "gpu"), "expected auto, cpu or cuda"),
         ((*FIT, *MODEL, "--layer", "40"), "error: --layer: expected -6 to 5"),
         ((*FIT, *MODEL, "--concepts", "5000"), "--concepts"),
-        (("explain", "flat/0.png", "--run", "scores"), "is a run of `pace evaluate`; expected one of `pace fit`"),
         (("fit", "--observations", "photos"), "no such run"),
         (
             (*FIT, *MODEL, "--observations", "seen", "--limit", "5", "--layer", "0", "--cls"),

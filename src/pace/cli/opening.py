@@ -152,8 +152,11 @@ def _open_at_layer(
 ) -> OpenedModel:
     """`options` are those of `open_backbone`."""
     from pace.backbones import open_backbone
+    from pace.backbones.libraries import describe
 
     model, names = load_model(choice) if loaded is None else loaded
+    height, width = describe(model).preprocessing.size
+    note(f"{Path(choice.name).name}: images are taken at {height} x {width} pixels")
     backbone = open_backbone(model, choice, device, **options)
     name = str(located(str(choice.name)))
     opened = replace(choice, name=name, layer=backbone.layer, attention_layer=backbone.attention_layer)
