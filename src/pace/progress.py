@@ -26,6 +26,16 @@ def announce(step: str, show: bool | None = None) -> None:
 lines = False  # whether every stage leaves a line on standard error, as the commands of `pace` want it
 
 
+@contextmanager
+def in_lines() -> Iterator[None]:
+    global lines
+    lines = True
+    try:
+        yield
+    finally:
+        lines = False
+
+
 def stage_line(text: str) -> None:
     if lines:
         print(f"- {text}", file=sys.stderr, flush=True)

@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pace import __version__, progress
+from pace import __version__
 from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
 from pace.cli.errors import line_of, one_line
 from pace.cli.options import with_options
 from pace.cli.output import as_json, complain, first_process, on_terminal, warnings_in_one_line
 from pace.cli.runs import Invocation
+from pace.progress import in_lines
 
 
 class Interrupted(Exception):
@@ -42,7 +43,6 @@ class Commands(TyperGroup):
         for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters shows question marks
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
-        progress.lines = True
         if not on_terminal(sys.stderr):
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         if not debug:
@@ -50,6 +50,7 @@ class Commands(TyperGroup):
         command = partial(super().main, arguments, standalone_mode=False, obj=invocation, **more)
         try:
             with (
+                in_lines(),
                 warnings_in_one_line(invocation.warnings, invocation.options, every=debug),
                 redirect_stdout(sys.stderr if json else sys.stdout),  # nothing but the document may be printed there
             ):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pace.observations import Observations
     from pace.observing import ObservationStore
 
+    Loaded = tuple[nn.Module, Sequence[str] | None]  # a model and the names of its classes
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
 CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
@@ -108,23 +109,19 @@ class OpenedModel:
             "class_names": self.class_names,
         }
 
-    def save_probe_into(self, run: Run) -> None:
+    def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
+        """The probe, if there is one, and the names of the predicted classes."""
         from pace.backbones.heads import save_probe
+        from pace.showing.summary import class_names
 
         if self.backbone.head is not None:
             save_probe(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
-
-    def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
-        """The probe, if there is one, and the names of the predicted classes."""
-        from pace.showing.summary import class_names
-
-        self.save_probe_into(run)
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
         run.record["model"] = self.record()
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
 
 
-def load_model(choice: ModelChoice) -> tuple[nn.Module, Sequence[str] | None]:
+def load_model(choice: ModelChoice) -> Loaded:
     """The model and the names of its classes."""
     from pace.backbones import ModelChoice, load_finetuned, open_model
 
@@ -147,7 +144,7 @@ def load_model(choice: ModelChoice) -> tuple[nn.Module, Sequence[str] | None]:
 def _open_at_layer(
     choice: ModelChoice,
     device: torch.device,
-    loaded: tuple[nn.Module, Sequence[str] | None] | None = None,
+    loaded: Loaded | None = None,
     **options: Any,
 ) -> OpenedModel:
     """`options` are those of `open_backbone`."""
@@ -164,13 +161,19 @@ def _open_at_layer(
 
 
 def open_streamed(
-    images: ImageOptions, opened: ImageSet, choice: ModelChoice, probe: bool, device: torch.device, batch_size: int
+    images: ImageOptions,
+    opened: ImageSet,
+    choice: ModelChoice,
+    loaded: Loaded,
+    probe: bool,
+    device: torch.device,
+    batch_size: int,
 ) -> OpenedModel:
     """For sets that are not kept: the block is chosen and the probe fitted in passes of their own."""
     from pace.backbones import choose_layer
 
     choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=note)
-    explained = _open_at_layer(choice, device, choose_layer=choose)
+    explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
     if probe:
         from pace.backbones.heads import fit_probe
 
@@ -184,7 +187,7 @@ def observe_once(
     images: ImageOptions,
     opened: ImageSet,
     choice: ModelChoice,
-    loaded: tuple[nn.Module, Sequence[str] | None],
+    loaded: Loaded,
     probe: bool,
     pairs: bool,
     device: torch.device,
@@ -194,7 +197,7 @@ def observe_once(
 
     The block is chosen and the probe is fitted by what is seen in that one pass.
     """
-    from pace.backbones.heads import linear_probe
+    from pace.backbones.heads import linear_probe, save_probe
     from pace.backbones.layers import Blocks, look_for_layer
     from pace.observing.extract import observe_into
 
@@ -218,9 +221,10 @@ def observe_once(
     if probe:
         with busy("fitting the probe"):
             backbone.head = linear_probe(np.asarray(seen.predictions), opened.labels).to(device)
+        save_probe(backbone.head, run.file(_HEAD))
         explained = replace(explained, class_names=opened.class_names)
     run.record["model"] = explained.record()
-    explained.save_probe_into(run)
+    run.save()  # further fits may use it, whatever becomes of this one
     return explained, kept_views(run, pairs)
 
 

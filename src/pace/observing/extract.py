@@ -174,7 +174,8 @@ def _extract(
         gaps = [sink.gaps for sink in sinks]
         spans = _spans(gaps)
         done = 0 if source.total is None else source.total - sum(len(span) for span in spans)
-        advance = stack.enter_context(progress_bar("observing", source.total, progress, done))
+        title = "observing" if len(views) == 1 else "observing both views"
+        advance = stack.enter_context(progress_bar(title, source.total, progress, done))
         behind = stack.enter_context(Behind(backbone.device))
         for rows, upload in stack.enter_context(closing(uploaded(source.batches(spans), backbone.device))):
             batch = upload()

@@ -63,6 +63,8 @@ def fit(
 
     On several processes: torchrun --nproc-per-node 4 -m pace fit …
     """
+    from pace.observations import Lazy
+
     if observations is not None:
         _refuse({**asdict(images), **asdict(how), "model": model, "probe": probe, "seed": None}, ctx.obj.options)
     elif images.images is None or model is None:
@@ -71,34 +73,29 @@ def fit(
         raise Problem("--max-concepts is for --concepts auto")
     with _joined_processes(compute.device) as device:
         learner = _estimator(estimator, images.seed, device)
-        streamed = observations is None and (learner.minibatch is not None or learner.distributed)
-        source = explained = None
+        explained = views = None
         if observations is not None:
             source = source_of(open_run(observations, "fit", "extract"))
+            views = opening.kept_views(source, pairs)
             opened, explained = opening.reopen_images(source), opening.reopen_model(source, device)
             record = source.record["images"]
         else:
             from pace.backbones import ModelChoice
 
             opened, choice = opening.open_images(images), ModelChoice(str(model), **asdict(how))
-            record = opening.image_record(images, opened)
-            if streamed:
-                explained = opening.open_streamed(images, opened, choice, probe, device, compute.batch_size)
-            else:
-                loaded = opening.load_model(choice)
+            record, loaded = opening.image_record(images, opened), opening.load_model(choice)
+            about = images, opened, choice, loaded, probe
+            if learner.minibatch is not None or learner.distributed:
+                explained = opening.open_streamed(*about, device, compute.batch_size)
+                once = learner.minibatch is None  # each process computes its own share once
+                shape = pairs, learner.seed, compute.batch_size, once
+                views = opening.stream_images(explained.backbone, opened, *shape)
         recorded: Any = running(ctx, record["images"], device=device, images=record)
         with recorded if first_process() else nullcontext() as run:
-            if explained is None:
-                assert run is not None
-                about = images, opened, choice, loaded, probe, pairs, device, compute.batch_size
-                explained, views = opening.observe_once(run, *about)
-            elif source is not None:
-                views = opening.kept_views(source, pairs)
-            else:
-                # each process computes its own share once
-                shape = pairs, learner.seed, compute.batch_size, learner.minibatch is None
-                views = opening.stream_images(explained.backbone, opened, *shape)
-            if not (streamed or learner.distributed):
+            if explained is None or views is None:
+                assert run is not None  # several processes stream
+                explained, views = opening.observe_once(run, *about, pairs, device, compute.batch_size)
+            if not isinstance(views[0], Lazy) and not learner.distributed:
                 views = opening.in_memory(views, device)
             _learn(learner, *views, ctx.params["out"], checkpoint_every)
             if run is None:  # the first process saves and prints
