@@ -142,10 +142,7 @@ def load_model(choice: ModelChoice) -> Loaded:
 
 
 def _open_at_layer(
-    choice: ModelChoice,
-    device: torch.device,
-    loaded: Loaded | None = None,
-    **options: Any,
+    choice: ModelChoice, device: torch.device, loaded: Loaded | None = None, **options: Any
 ) -> OpenedModel:
     """`options` are those of `open_backbone`."""
     from pace.backbones import open_backbone
@@ -358,13 +355,7 @@ class FitRun:
         return f"{total - empty} of {total} concepts in use of {self.run.folder}"
 
     def observe(
-        self,
-        images: ImageSet,
-        pairs: bool,
-        run: Run,
-        seed: int = 0,
-        batch_size: int = 64,
-        others: Sequence[Run] = (),
+        self, images: ImageSet, pairs: bool, run: Run, seed: int = 0, batch_size: int = 64, others: Sequence[Run] = ()
     ) -> Views:
         """Observations of the images: what this fit or the other runs kept is read, the rest is observed, into `run`."""
         from pace.observing.extract import gathered, observe_into

@@ -161,11 +161,7 @@ def crops_of(perturb: Perturb | None, indices: Indices, size: tuple[int, int]) -
 
 
 def _extract(
-    backbone: BackboneLike,
-    source: Source,
-    views: Sequence[_View],
-    progress: bool | None,
-    known: Known | None = None,
+    backbone: BackboneLike, source: Source, views: Sequence[_View], progress: bool | None, known: Known | None = None
 ) -> list[Observations]:
     if source.shuffles and any(perturb or store for perturb, store in views):
         raise ValueError("images: this DataLoader shuffles, so a second pass would differ; pass shuffle=False")

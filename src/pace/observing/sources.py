@@ -80,11 +80,7 @@ def _chunks(spans: Sequence[range], size: int) -> list[range]:
 
 
 def _from_set(
-    images: ImageSet,
-    backbone: BackboneLike,
-    batch_size: int,
-    workers: int | None,
-    ready: Mapping[int, Tensor] | None,
+    images: ImageSet, backbone: BackboneLike, batch_size: int, workers: int | None, ready: Mapping[int, Tensor] | None
 ) -> Source:
     def batches(spans: Sequence[range]) -> Batches:
         for_gpu = backbone.device.type == "cuda"
