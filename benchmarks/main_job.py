@@ -35,7 +35,7 @@ class Cost:
 
 def spawn(arguments: list[str], folder: Path) -> tuple[Cost, str]:
     """Run this script as `--child`; what it cost, and what it said on standard error."""
-    with (folder / "errors.txt").open("w+") as errors:
+    with (folder / f"{arguments[0]}.txt").open("w+") as errors:
         began = time.perf_counter()
         child = subprocess.Popen([sys.executable, __file__, "--child", *arguments], stdout=errors, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
