@@ -1,6 +1,7 @@
-"""What the commands cost beside the bare model: fit, evaluate, report and explain of the same photos, each in its own process.
+r"""What the commands cost beside the bare model: fit, evaluate, report and explain of the same photos, each in its own process.
 
-    uv run python benchmarks/main_job.py --images photos --model FILE --architecture NAME --image-size 224 --probe --limit 300
+    uv run python benchmarks/main_job.py --images photos --limit 300 \
+        --model FILE --architecture NAME --image-size 224 --head probe
 
 `--images` is a folder with train/ and test/; `--limit` images of each are used. All options that are not named here go to
 `pace fit`. The bare model runs on the same images and their perturbed views, decoded before, in the same run of this script: a

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from scipy.optimize import minimize
 from torch import Tensor
 
 Array = npt.NDArray[Any]
@@ -23,6 +22,7 @@ _PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # λ in mean loss + λ/2 ‖W�
 _RIDGES = (1e3, 1e2, 1e1, *_PENALTIES)  # λ in mean squared error + λ ‖W‖²; the strongest leave only the mean
 _FOLDS, _HELD_OUT = 3, 5  # of the cross-validation; one fifth of the images decides when to stop training the network
 _ROUGH, _PRECISE = 40, 200  # L-BFGS iterations; a rough fit is enough to choose a penalty
+_HISTORY, _AT_ONCE = 8, 1 << 23  # steps that L-BFGS remembers, and logits in memory
 _HIDDEN, _DROP_INPUT, _DROP_HIDDEN = 512, 0.3, 0.5
 _RATE, _BATCH, _EPOCHS, _PATIENCE = 3e-3, 256, 100, 10
 
@@ -30,7 +30,7 @@ _RATE, _BATCH, _EPOCHS, _PATIENCE = 3e-3, 256, 100, 10
 def logistic_regression(features: Any, labels: Any, *, seed: int = 0) -> Callable[[Any], Array]:
     """Multinomial logistic regression, with the L2 penalty that has the best accuracy in three-fold cross-validation.
 
-    Ties are broken by the likelihood. The search stops after two weaker penalties that are no better. `seed` draws the folds.
+    Ties are broken by the likelihood. All penalties and folds are fitted together. `seed` draws the folds.
     """
     return _classifier(_fit_regression, features, labels, seed)
 
@@ -80,22 +80,19 @@ def _as_float64(features: Any) -> Array:
 
 
 def _fit_regression(features: Tensor, targets: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    classes, fold = int(targets.max()) + 1, _folds(targets, _FOLDS, seed)
-    inside = [(features[fold != left_out], targets[fold != left_out]) for left_out in range(_FOLDS)]
-    outside = [(features[fold == left_out], targets[fold == left_out]) for left_out in range(_FOLDS)]
-    weights = [_class_frequencies(*part, classes) for part in inside]
-    best, best_place = (-1.0, 0.0), 0
-    for place, penalty in enumerate(_PENALTIES):  # each fit starts from the one with the next stronger penalty
-        weights = [_minimise(*part, start, penalty, _ROUGH) for part, start in zip(inside, weights, strict=True)]
-        logits = torch.cat([_logits(part[0], found) for part, found in zip(outside, weights, strict=True)])
-        reached = _quality(logits, torch.cat([part[1] for part in outside]))
-        if reached > best:
-            best, best_place = reached, place
-        elif place > best_place + 1:
-            break
-    final = _class_frequencies(features, targets, classes)
-    for penalty in _PENALTIES[max(0, best_place - 1) : best_place + 1]:
-        final = _minimise(features, targets, final, penalty, _PRECISE)
+    fold = _folds(targets, _FOLDS, seed)
+    learns = torch.stack([fold != left_out for left_out in range(_FOLDS)])
+    penalties = features.new_tensor(_PENALTIES)
+    folds = _minimise(
+        features, targets, learns.repeat(len(penalties), 1), penalties.repeat_interleave(_FOLDS), iterations=_ROUGH
+    ).unflatten(0, (len(penalties), _FOLDS))
+    reached = []
+    for of_penalty in folds:
+        logits = torch.stack([_logits(features, found) for found in of_penalty])
+        reached.append(_quality(logits[fold, torch.arange(len(fold), device=fold.device)], targets))
+    best = max(range(len(reached)), key=reached.__getitem__)
+    everything = torch.ones_like(learns[:1])
+    (final,) = _minimise(features, targets, everything, penalties[best, None], folds[best].mean(0)[None], _PRECISE)
     return lambda rows: _logits(rows, final)
 
 
@@ -158,29 +155,96 @@ def _folds(targets: Tensor, folds: int, seed: int) -> Tensor:
     return shuffled[targets[shuffled].argsort(stable=True)].argsort() % folds
 
 
-def _class_frequencies(features: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """Initial weights (K + 1, N) that predict how frequent the classes are; the last row is the intercept."""
-    intercept = (torch.bincount(targets, minlength=classes) + 0.5).log().to(features)
-    return F.pad(intercept[None], (0, 0, features.shape[1], 0))
-
-
 def _logits(rows: Tensor, weights: Tensor) -> Tensor:
     return torch.addmm(weights[-1], rows, weights[:-1])
 
 
-def _minimise(features: Tensor, targets: Tensor, weights: Tensor, penalty: float, iterations: int) -> Tensor:
-    """Mean cross-entropy + λ/2 ‖W‖² by L-BFGS; the matrix products run on the device of the features."""
-    one_hot = F.one_hot(targets, weights.shape[1]).to(features.dtype)
+def _minimise(
+    features: Tensor,
+    targets: Tensor,
+    learns: Tensor,
+    penalties: Tensor,
+    start: Tensor | None = None,
+    iterations: int = _PRECISE,
+) -> Tensor:
+    """Weights (B, K + 1, N), the last row the intercept, of least mean cross-entropy + λ/2 ‖W‖² in B problems at once.
 
-    def loss(point: Array) -> tuple[float, Array]:
-        here = torch.as_tensor(point, dtype=features.dtype, device=features.device).view_as(weights)
-        log_shares = _logits(features, here).log_softmax(1)
-        cost = F.nll_loss(log_shares, targets) + penalty / 2 * here[:-1].square().sum()
-        residual = log_shares.exp_().sub_(one_hot).div_(len(targets))
-        slopes = torch.addmm(here[:-1], features.T, residual, beta=penalty)
-        gradient = torch.cat([slopes, residual.sum(0, keepdim=True)])
-        return float(cost), gradient.double().cpu().numpy().ravel()
+    Problem b has penalty λ_b (B,) and learns from the rows that `learns` (B, M) marks. Each goes its own way by L-BFGS, in
+    coordinates in which the features are uncorrelated and with their variances for a first guess at the curvature; a product
+    for all of them gives the slopes. Those that have settled leave.
+    """
+    classes = int(targets.max()) + 1
+    counted = (learns / learns.sum(1, keepdim=True)).to(features)  # (B, M)
+    sizes, turn = torch.linalg.eigh((features.double().T @ features.double()) / len(features))
+    rows = F.pad(features @ turn.to(features), (0, 1), value=1.0)
+    shrink = F.pad(penalties[:, None].expand(-1, len(turn)), (0, 1))[:, :, None]  # the intercept is free
+    curved = F.pad(sizes.clamp_min(0).to(features), (0, 1), value=1.0)[:, None] / classes
+    if start is None:
+        shares = counted @ F.one_hot(targets, classes).to(features) + 0.5 / learns.sum(1, keepdim=True)
+        x = F.pad(shares.log()[:, None], (0, 0, features.shape[1], 0))
+    else:
+        x = torch.cat([turn.to(features).T @ start[:, :-1], start[:, -1:]], 1)
 
-    options = {"maxiter": iterations, "gtol": 1e-5, "ftol": 1e-8}
-    found = minimize(loss, weights.double().cpu().numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
-    return torch.as_tensor(found.x, dtype=features.dtype, device=features.device).view_as(weights)
+    def slope(x: Tensor, counted: Tensor, shrink: Tensor) -> tuple[Tensor, Tensor]:
+        """The costs (B,) and their slopes (B, K + 1, N)."""
+        side_by_side = x.transpose(0, 1).flatten(1)
+        costs, slopes = (shrink * x.square()).sum((1, 2)).double() / 2, torch.zeros_like(side_by_side)
+        for some in torch.arange(len(rows), device=rows.device).split(max(1, _AT_ONCE // side_by_side.shape[1])):
+            shares = (rows[some] @ side_by_side).unflatten(1, (len(x), classes)).log_softmax(2)
+            answers, weight = targets[some][:, None, None].expand(-1, len(x), 1), counted[:, some].T
+            costs -= (shares.gather(2, answers)[:, :, 0].double() * weight).sum(0)
+            residual = (
+                shares.exp_().scatter_add_(2, answers, shares.new_full(answers.shape, -1.0)).mul_(weight[:, :, None])
+            )
+            slopes.addmm_(rows[some].T, residual.flatten(1))
+        return costs, slopes.unflatten(1, (len(x), classes)).transpose(0, 1) + shrink * x
+
+    found, left = x.clone(), torch.arange(len(x), device=x.device)
+    cost, gradient = slope(x, counted, shrink)
+    move, step = -gradient / (curved + shrink), torch.ones_like(cost)
+    steps: list[tuple[Tensor, Tensor, Tensor]] = []  # s, y and 1 / sᵀy, 0 where there was no step
+    for _ in range(iterations):
+        trial = x + step.to(x)[:, None, None] * move
+        after, fresh = slope(trial, counted, shrink)
+        expected = step * _dot(gradient, move)
+        lower = after <= cost + 1e-4 * expected + 1e-7 * cost
+        gain, s, y = cost - after, trial - x, fresh - gradient
+        product = _dot(s, y)
+        good = lower & (product > 0)
+        steps = [*steps[1 - _HISTORY :], (s, y, torch.where(good, 1 / product, 0.0))]
+        x, gradient = (torch.where(lower[:, None, None], new, old) for new, old in ((trial, x), (fresh, gradient)))
+        cost = torch.where(lower, after, cost)
+        settled = lower & ((gradient.abs().amax((1, 2)) <= 1e-5) | (gain <= 1e-8 * cost.clamp_min(1))) | (step < 1e-4)
+        if bool(settled.any()):
+            found[left] = x
+            x, gradient, counted, shrink, cost, step, lower, move, left = (
+                part[~settled] for part in (x, gradient, counted, shrink, cost, step, lower, move, left)
+            )
+            steps = [(s[~settled], y[~settled], inverse[~settled]) for s, y, inverse in steps]
+            if len(left) == 0:
+                break
+        onward = _quasi_newton(gradient, steps, 1 / (curved + shrink))
+        move = torch.where(lower[:, None, None], onward, move)
+        step = torch.where(lower, 1.0, step / 4)
+    found[left] = x
+    return torch.cat([turn.to(found) @ found[:, :-1], found[:, -1:]], 1)
+
+
+def _quasi_newton(gradient: Tensor, steps: list[tuple[Tensor, Tensor, Tensor]], first: Tensor) -> Tensor:
+    """L-BFGS's direction for each problem (Nocedal & Wright, algorithm 7.4); `first` is the guess at the inverse Hessian."""
+    weights = []
+    for s, y, inverse in reversed(steps):
+        weight = (inverse * _dot(s, gradient)).to(gradient)[:, None, None]
+        gradient = gradient - weight * y
+        weights.append(weight)
+    _, y, inverse = steps[-1]  # sets the scale
+    scale = torch.where(inverse > 0, 1 / (inverse * _dot(y, first * y)), 1.0).to(gradient)
+    move = first * gradient * scale[:, None, None]
+    for (s, y, inverse), weight in zip(steps, reversed(weights), strict=True):
+        move = move + s * (weight - (inverse * _dot(y, move)).to(move)[:, None, None])
+    return -move
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """Of each problem (B,), float64."""
+    return (one * other).sum((1, 2)).double()

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES
 from torch import nn
 
 from pace.backbones import Backbone, linear_probe, zero_shot
+from pace.backbones.heads import Neighbours, fit_head, load_head, save_head, zero_shot_from_names
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -101,3 +106,106 @@ def test_pooled_features_are_what_the_librarys_head_reads(family: str, pooled: o
 
 def _cls_and_mean(tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1)
+
+
+def _clumps(count: int = 60, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % classes
+    centres = 4 * torch.randn(classes, 8, generator=generator)
+    return centres[labels] + torch.randn(count, 8, generator=generator), labels
+
+
+@pytest.mark.parametrize("kind", ["probe", "knn", "clusters", "zero-shot"])
+def test_every_head_reads_features_alone_and_is_the_same_from_its_file(kind: str, tmp_path: Path) -> None:
+    features, labels = _clumps()
+    head = zero_shot(torch.randn(3, 8)) if kind == "zero-shot" else fit_head(kind, features, labels)
+    save_head(head, tmp_path / "head.safetensors")
+    again = load_head(tmp_path / "head.safetensors")
+    assert type(again) is type(head)
+    new = torch.randn(4, 8, requires_grad=True)
+    assert torch.equal(again(new), head(new))
+    assert not again(new).isnan().any()
+    assert torch.autograd.grad(head(new).sum(), new)[0].isfinite().all(), "explanations by gradients need them"
+    assert not any(weight.requires_grad for weight in again.parameters())
+    if kind != "zero-shot":
+        found = head(features).argmax(1)
+        same = found[:, None] == found
+        assert torch.equal(same, labels[:, None] == labels), "as the labels group the images"
+
+
+def test_an_image_is_not_its_own_neighbour() -> None:
+    """Else k-NN would say of the images it knows what their labels say, whatever the model sees."""
+    features, labels = _clumps()
+    wrong = labels.clone()
+    wrong[0] = (labels[0] + 1) % 3
+    found = fit_head("knn", features, wrong)(features).argmax(1)
+    assert found[0] == labels[0]
+    everything_alike = Neighbours(torch.ones(4, 2), torch.eye(2)[[0, 0, 0, 1]])(torch.ones(1, 2)).exp()
+    torch.testing.assert_close(everything_alike, torch.tensor([[0.75, 0.25]]))
+
+
+def test_clusters_need_no_labels_and_the_others_say_that_they_do() -> None:
+    features, _ = _clumps()
+    assert fit_head("clusters", features)(features).shape == (60, 3)  # one for 20 images
+    for kind in ("probe", "knn"):
+        with pytest.raises(ValueError, match=f"head: {kind} needs labels"):
+            fit_head(kind, features)
+
+
+@pytest.mark.parametrize("family", ["open_clip-vit", "hf-clip"])
+def test_names_of_classes_are_enough_for_a_clip(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = FAMILIES[family].model(), FAMILIES[family].images()
+    seen: list[list[str]] = []
+
+    def tokens(texts: list[str], *_: object, **__: object) -> torch.Tensor:
+        seen.append(texts)
+        return torch.arange(8 * len(texts)).view(len(texts), 8) % 49
+
+    class Words(dict[str, torch.Tensor]):
+        def to(self, device: object) -> Words:
+            return self
+
+    tokenizer = SimpleNamespace(from_pretrained=lambda _: lambda texts, **how: Words(input_ids=tokens(texts)))
+    monkeypatch.setattr("open_clip.tokenize", tokens)
+    monkeypatch.setattr("transformers.AutoTokenizer", tokenizer)
+    found = Backbone(model, head=zero_shot_from_names(model, ["wren", "crow"]))(images).predictions
+    assert seen == [["a photo of a wren.", "a photo of a crow."]]
+    with torch.no_grad():
+        if family == "hf-clip":
+            expected = model(input_ids=tokens(seen[0]), pixel_values=images).logits_per_image
+        else:
+            expected = model.get_logits(images, tokens(seen[0]))[0]
+    torch.testing.assert_close(found, expected.softmax(-1))
+    with pytest.raises(ValueError, match="names of 2 classes or more; found 1"):
+        zero_shot_from_names(model, ["wren"])
+    with pytest.raises(ValueError, match=r"VisionTransformer has no text encoder .*such as openai/clip"):
+        zero_shot_from_names(FAMILIES["timm-vit"].model(), ["wren", "crow"])
+
+
+def test_a_scikit_learn_classifier_is_a_head_if_it_gives_probabilities() -> None:
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import LinearSVC
+
+    family = FAMILIES["timm-vit"]
+    model, images = family.model(), family.images(count=6)
+    features, names = Backbone(model).pooled(images).numpy(), np.array(["wren", "crow"] * 3)
+    prints = set()
+    for classifier in (
+        make_pipeline(StandardScaler(), LogisticRegression()).fit(features, names),
+        RandomForestClassifier(5, random_state=0).fit(features, names),
+        RandomForestClassifier(5, random_state=1).fit(features, names),
+    ):
+        backbone = Backbone(model, head=classifier)
+        found = backbone(images).predictions
+        torch.testing.assert_close(
+            found.double(), torch.from_numpy(classifier.predict_proba(features)).double(), atol=1e-5, rtol=1e-4
+        )
+        prints |= {backbone.fingerprint(), Backbone(model, head=classifier).fingerprint()}
+    assert len(prints) == 3
+    with pytest.raises(ValueError, match=r"head: LinearSVC has no predict_proba.*CalibratedClassifierCV"):
+        Backbone(model, head=LinearSVC().fit(features, names))
+    with pytest.raises(ValueError, match="head: this LogisticRegression is not fitted"):
+        Backbone(model, head=LogisticRegression())

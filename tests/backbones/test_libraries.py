@@ -41,10 +41,148 @@ def test_wrapped_models_are_unwrapped() -> None:
 
     model, images = _vit(), FAMILIES["timm-vit"].images()
     expected = Backbone(model)
-    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager"), Adapted(model)):
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager"), Adapted(model), averaged):
         found = Backbone(wrapped)
         assert found.fingerprint() == expected.fingerprint()
         torch.testing.assert_close(found(images).attention, expected(images).attention)
+
+
+class Normalize(nn.Module):
+    """As people write it: pixels up to 1 or, with mean and deviation of that size, up to 255."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("mean", scale * torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1))
+        self.register_buffer("std", scale * torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class LightningModule(nn.Module):
+    """By its name alone."""
+
+
+class Lit(LightningModule):
+    def __init__(self, transformer: nn.Module, classifier: nn.Module | None = None) -> None:
+        super().__init__()
+        self.normalize, self.net, self.classifier, self.loss = Normalize(), transformer, classifier, nn.MSELoss()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.net(self.normalize(images))
+        return features if self.classifier is None else self.classifier(features)
+
+
+def _bare() -> nn.Module:
+    model = _vit()
+    model.reset_classifier(0)
+    return model
+
+
+WRAPPED = {
+    "sequential": lambda: nn.Sequential(Normalize(), _vit()),
+    "sequential in parallel": lambda: nn.DataParallel(nn.Sequential(Normalize(), _vit())),
+    "sequential compiled": lambda: nn.Sequential(Normalize(), torch.compile(_vit(), backend="eager")),
+    "sequential to 255": lambda: nn.Sequential(Normalize(255), _vit(), nn.Softmax(-1)),
+    "sequential with a classifier": lambda: nn.Sequential(Normalize(), _bare(), nn.ReLU(), nn.Linear(32, 4)),
+    "lightning": lambda: Lit(_vit()),
+    "lightning with a classifier": lambda: Lit(_bare(), nn.Sequential(nn.Dropout(), nn.Linear(32, 4))),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_wrapped_model_predicts_as_it_does_itself_and_its_normalisation_is_kept(name: str) -> None:
+    """The wrapper gets pixels, the backbone normalised ones."""
+    torch.manual_seed(0)
+    model = WRAPPED[name]().eval()
+    before = ["forward" in vars(part) for part in model.modules()]
+    pixels = torch.rand(2, 3, 32, 32)
+    backbone = Backbone(model, 0)
+    how = backbone.preprocessing
+    torch.testing.assert_close((how.mean, how.std), ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    mean, std = torch.tensor(how.mean).view(3, 1, 1), torch.tensor(how.std).view(3, 1, 1)
+    found = backbone((pixels - mean) / std)
+    expected = model(255 * pixels) if "255" in name else model(pixels).softmax(-1)
+    torch.testing.assert_close(found.predictions, expected.detach())
+    assert found.embeddings.shape == (2, 16, 32)
+    tokens = backbone.split((pixels - mean) / std)
+    torch.testing.assert_close(backbone.forward_from(tokens).softmax(-1), expected)
+    assert ["forward" in vars(part) for part in model.modules()] == before, "left as it was"
+
+
+def test_lightning_modules_with_two_transformers_ask_which() -> None:
+    with pytest.raises(ValueError, match=r"pass model\.net, with head="):
+        Backbone(Lit(_bare(), _bare()))
+
+
+class Lora(nn.Module):
+    """As PEFT puts itself around a linear layer."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A, self.lora_B = nn.Linear(base_layer.in_features, 2), nn.Linear(2, base_layer.out_features)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.base_layer(values) + self.lora_B(self.lora_A(values))
+
+
+class ModulesToSave(nn.Module):
+    """As PEFT keeps a classifier that is trained as a whole."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.original_module = original
+        self.modules_to_save = nn.ModuleDict({"default": nn.Linear(original.in_features, original.out_features)})
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.modules_to_save["default"](values)
+
+
+@pytest.mark.parametrize(("family", "head"), [("timm-vit", "head"), ("hf-vit", "classifier")])
+@pytest.mark.parametrize("around", [Lora, ModulesToSave])
+def test_adapters_are_seen_through_to_the_classifier(family: str, head: str, around: type) -> None:
+    torch.manual_seed(0)
+    one = FAMILIES[family]
+    model, images = one.model(), one.images()
+    setattr(model, head, around(getattr(model, head)))
+    block = (model.blocks if family == "timm-vit" else model.vit.layers)[0]
+    name = next(name for name, part in block.named_modules() if isinstance(part, nn.Linear))
+    parent, _, last = name.rpartition(".")
+    setattr(block.get_submodule(parent), last, Lora(block.get_submodule(name)))
+    backbone = Backbone(model.eval())
+    torch.testing.assert_close(backbone(images).predictions, one.logits(model, images).softmax(-1).detach())
+    assert backbone.pooled(images).shape == (2, 32), "what the classifier reads, not its adapter"
+
+
+def test_no_forward_pass_makes_float64_which_apple_gpus_lack() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Single(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            assert getattr(output, "dtype", None) != torch.float64, f"{func} made float64"
+            return output
+
+    for family in ("timm-vit", "timm-swin", "hf-vit", "torchvision-vit", "open_clip-vit"):
+        model, images = FAMILIES[family].model(), FAMILIES[family].images()
+        backbone = Backbone(model, 0, head=nn.Linear(Backbone(model).pooled(images).shape[1], 2))
+        with Single():
+            backbone(images)
+            backbone.forward_from(backbone.split(images))
+
+
+def test_what_comes_from_an_apple_gpu_is_on_the_cpu() -> None:
+    """No such GPU here: its name alone."""
+    from pace import PACE
+    from pace.backbones.backbone import without_apple
+    from pace.observations import Observations
+
+    assert without_apple(torch.device("mps")) == torch.device("cpu")
+    assert without_apple(torch.device("cuda:1")) == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="device: concepts are computed in float64, which Apple GPUs lack"):
+        PACE(2, device="mps").fit(Observations(torch.zeros(2, 4, 3), torch.ones(2, 4)))
 
 
 def test_a_model_compiled_in_place_is_looked_into_all_the_same() -> None:
@@ -109,8 +247,10 @@ def test_fused_attention_stays_on() -> None:
 def test_models_without_a_vision_transformer_are_refused() -> None:
     from torchvision.models import resnet18
 
-    with pytest.raises(ValueError, match=r"torchvision.models.resnet.ResNet is not a vision transformer of timm, "):
+    with pytest.raises(ValueError, match=r"ResNet is a convolutional network, .*a ViT, Swin or DINOv2 would serve"):
         Backbone(resnet18(num_classes=2))
+    with pytest.raises(ValueError, match=r"linear.Linear is not a vision transformer of timm, "):
+        Backbone(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"expected a torch module .* found builtins.str"):
         Backbone("vit_base_patch16_224")
 

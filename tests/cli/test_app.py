@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from pace import __version__
 from pace.cli.app import app
+from pace.progress import progress
 
 COMMANDS = sorted(get_command(app).commands)
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -67,6 +68,30 @@ def test_names_and_defaults_are_the_librarys():
     ours = {option.name: option.default for option in get_command(app).commands["finetune"].params}
     for name in ("epochs", "lr", "layer_decay", "validation", "batch_size", "seed"):
         assert ours[name] == theirs[name].default
+
+
+def test_names_with_brackets_are_shown_as_they_are_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from pace.cli import output
+
+    monkeypatch.setattr(output, "on_terminal", lambda _: True)
+    with output.busy("loading [/x]"):
+        pass  # rich would take it for the end of a style
+    with progress("opening [/x]", 1, show=True) as advance:
+        advance(1)
+    assert "opening [/x]" in capsys.readouterr().err
+
+
+def test_a_gpu_is_taken_where_there_is_one_apples_too(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from pace.cli.opening import device_of
+
+    for cuda, apple, expected in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda here=cuda: here)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda here=apple: here)
+        assert device_of("auto").type == expected
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,48 @@ def test_no_more_concepts_are_found_than_allowed(elsewhere: Path):
 def test_a_model_without_a_classifier_can_be_given_a_probe(elsewhere: Path):
     bare = ("fit", "--images", "shop/photos", "--model", "shop/bare.safetensors", *MODEL[2:], *QUICK)
     without = invoke(*bare, "--json").document
-    assert any("--probe" in warning for warning in without["warnings"])
+    assert any("--head probe" in warning for warning in without["warnings"])
     assert without["model"]["class_names"] is None
-    document = invoke(*bare, "--probe", "--out", "probed", "--json").document
+    document = invoke(*bare, "--head", "probe", "--out", "probed", "--json").document
     assert document["model"]["class_names"] == list(CLASSES)
     explained = invoke("explain", "shop/photos/test/blue/0.png", "--run", "probed", "--json").document
     assert explained["results"]["images"][0]["prediction"]["name"] == "blue"
+
+
+@pytest.mark.parametrize(
+    ("head", "images", "names"),
+    [("knn", "shop/photos", CLASSES), ("clusters", "shop/flat", ("cluster 1", "cluster 2"))],
+)
+def test_other_heads_predict_labels_or_clusters_and_are_kept(
+    head: str, images: str, names: tuple[str, ...], elsewhere: Path
+):
+    bare = ("fit", "--images", images, "--model", "shop/bare.safetensors", *MODEL[2:], *QUICK, "--no-pairs")
+    outcome = invoke(*bare, "--head", head, "--out", "run")
+    assert outcome.code == 0, outcome.err
+    assert ("clusters of the model's own features, not classes of yours" in outcome.out) == (head == "clusters")
+    assert record(elsewhere / "run")["model"]["class_names"] == list(names)
+    explained = invoke("explain", "shop/flat/0.png", "--run", "run", "--json").document
+    assert explained["results"]["images"][0]["prediction"]["name"] in names
+
+
+def test_a_clip_in_a_file_predicts_the_names_it_is_given(elsewhere: Path):
+    import torch
+    from open_clip.model import CLIP
+
+    vision = {"layers": 2, "width": 64, "head_width": 64, "patch_size": 16, "image_size": 32}
+    torch.save(CLIP(8, vision, {"layers": 1, "width": 64, "heads": 1}).state_dict(), "clip.pt")
+    Path("names.txt").write_text("wren\n\n crow \nrobin\n", encoding="utf-8")
+    fit = ("fit", "--images", "shop/flat", "--model", "clip.pt", *QUICK, "--layer", "-1", "--no-pairs")
+    outcome = invoke(*fit, "--classes", "names.txt", "--out", "run")
+    assert outcome.code == 0, outcome.err
+    assert "clip.pt: taken for CLIP, 32 pixels, normalised as clip" in outcome.out
+    kept = record(elsewhere / "run")
+    assert kept["model"]["class_names"] == ["wren", "crow", "robin"]
+    assert kept["configuration"]["classes"] == str(elsewhere / "names.txt")
+    assert invoke("explain", "shop/flat/0.png", "--run", "run").code == 0
+    assert "leave one out" in invoke(*fit, "--classes", "names.txt", "--head", "knn").error
+    Path("names.txt").write_text("wren", encoding="utf-8")
+    assert "--classes: expected the names of 2 classes or more; found 1" in invoke(*fit, "--classes", "names.txt").error
 
 
 # -- explain ---------------------------------------------------------------------------------------------------------------
@@ -276,6 +312,32 @@ def test_a_finetuned_model_or_file_can_be_finetuned_again(tuned: Path, monkeypat
     assert invoke(*again, "more", "--model", "half.safetensors", *SHOP_MODEL[2:]).code == 0
     found = invoke("extract", "--images", "shop/photos", "--model", "more", "--no-pairs", "--json").document
     assert found["model"]["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
+
+
+def test_the_benchmark_takes_a_finetuned_folder(tuned: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tuned)
+    small = ("--methods", "kmeans", "--concepts", "2", "--bootstrap", "5", "--hidden-images", "0", "--no-second-fit")
+    outcome = invoke("benchmark", "--datasets", "shop/photos", "--backbone", "tuned", "--no-finetune", *small, "--json")
+    assert outcome.code == 0, outcome.err
+    (about,) = outcome.document["results"]["about"].values()
+    assert (about["backbone"]["name"], about["backbone"]["training"]) == ("tuned", "as it comes")
+
+
+def test_a_finetuned_folder_outlives_the_weights_it_began_with(elsewhere: Path):
+    """They were recognised, and the fine-tuned ones are too."""
+    import timm
+    import torch
+
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0)
+    torch.save({"model": model.state_dict()}, "first.pth")
+    tune = ("finetune", "--images", "shop/photos", "--model", "first.pth", "--epochs", "1", "--out", "tuned")
+    outcome = invoke(*tune)
+    assert outcome.code == 0, outcome.err
+    assert "first.pth: taken for vit_tiny_patch16_224, 32 pixels, normalised as imagenet" in outcome.out
+    Path("first.pth").unlink()
+    found = invoke("extract", "--images", "shop/flat", "--model", "tuned", "--no-pairs", "--json").document["model"]
+    assert (found["class_names"], found["preprocessing"]["size"]) == (list(CLASSES), [32, 32])
+    assert found["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
 
 
 def test_a_finished_finetuning_is_not_repeated_and_another_recipe_is_refused(

@@ -12,7 +12,7 @@ from in_process import MODEL, QUICK, invoke
 
 from pace import PACE
 
-BARE = ("--model", "shop/bare.safetensors", *MODEL[2:], "--probe")
+BARE = ("--model", "shop/bare.safetensors", *MODEL[2:], "--head", "probe")
 
 
 class Counted:
@@ -66,10 +66,10 @@ def test_one_pass_chooses_the_block_fits_the_probe_and_takes_both_views(
     assert count() == (12, 24)
     assert fit["model"]["head"] is not None
     layer = fit["model"]["layer"]
-    from pace.backbones.heads import load_probe
+    from pace.backbones.heads import load_head
 
     bare = load(elsewhere / "shop/bare.safetensors", model="test_vit", img_size=32, num_classes=0)
-    backbone = Backbone(bare, layer, load_probe(elsewhere / "fit" / "head.safetensors"), attention_layer=-1)
+    backbone = Backbone(bare, layer, load_head(elsewhere / "fit" / "head.safetensors"), attention_layer=-1)
     images = Folder(elsewhere / "shop/photos/train")
     expected = observe_pair(backbone, images, perturb=ByName(Perturbation(0), images.names))
     for seen, alone in zip(kept(elsewhere / "fit"), expected, strict=True):

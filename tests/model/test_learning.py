@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from pace import PACE, Observations
 from pace.model.concepts import Concepts, _ascend, bound_of, fit_dirichlet, update
 from pace.model.feeding import Feed, Visits
-from pace.model.gaussians import FullGaussians, Prior
+from pace.model.gaussians import FullGaussians, Prior, TiedGaussians
 from pace.model.learning import Memory, expect, expect_all, explain_batch
 from pace.model.objective import faithfulness, faithfulness_gradients
 from pace.model.seeding import draw_sample, place, within_covariance
@@ -73,6 +73,18 @@ def test_the_bound_never_falls_over_epochs(family, seed, sweeps, labelled, learn
     assert concepts.label_head.numel() == 0 or concepts.label_head.abs().max() <= 1
     assert concepts.pair_weights.min() >= 0
     assert concepts.pair_weights.max() <= 1
+
+
+@pytest.mark.parametrize("updates", ["exact", "paper"])
+def test_the_bound_of_relative_distances_is_that_of_distances(updates, monkeypatch):
+    data, settings = small(3), replace(EXACT, updates=updates)
+    _, found = learned(data[:2], data.means, "tied", settings)
+    distances = TiedGaussians.mahalanobis
+    monkeypatch.setattr(TiedGaussians, "mahalanobis", lambda self, x, *_, **__: distances(self, x))
+    monkeypatch.setattr(TiedGaussians, "left_out", lambda *_: 0.0)
+    monkeypatch.setattr(TiedGaussians, "fixed", ())  # and every epoch adds up the squares anew
+    _, expected = learned(data[:2], data.means, "tied", settings)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_predictions_that_do_not_quite_sum_to_one_do_not_let_the_bound_fall():

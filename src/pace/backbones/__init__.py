@@ -2,7 +2,7 @@
 
 from pace.backbones.backbone import Backbone
 from pace.backbones.finetuning import finetune, load_finetuned
-from pace.backbones.heads import linear_probe, zero_shot
+from pace.backbones.heads import fit_head, linear_probe, zero_shot, zero_shot_from_names
 from pace.backbones.layers import choose_layer, within_share
 from pace.backbones.loading import ModelChoice, load, open_backbone, open_model
 from pace.backbones.preprocessing import Preprocessing
@@ -18,6 +18,7 @@ __all__ = [
     "Tower",
     "choose_layer",
     "finetune",
+    "fit_head",
     "linear_probe",
     "load",
     "load_finetuned",
@@ -25,4 +26,5 @@ __all__ = [
     "open_model",
     "within_share",
     "zero_shot",
+    "zero_shot_from_names",
 ]

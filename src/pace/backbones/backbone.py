@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class Backbone:
         The block whose output tokens are the embeddings; negative numbers count from the end. At the last block they
         are taken after the final norm, if the model has one over all tokens.
     head
-        From pooled features to logits, instead of the model's own classifier.
+        From pooled features to logits, instead of the model's own classifier: a module, a function, or a fitted
+        scikit-learn classifier with `predict_proba`.
     count_cls
         Whether CLS counts as a patch, as in the paper. By default it does not: it has no place in the image. Registers
         and distillation tokens never count.
@@ -48,7 +50,7 @@ class Backbone:
         count_cls: bool = False,
         attention_layer: int | None = None,
     ) -> None:
-        self.model, self.head, self.count_cls = model, head, count_cls
+        self.model, self.head, self.count_cls = model, _as_head(head), count_cls
         self._described = described = describe(model)
         self.layers, self.has_cls, self.preprocessing = described.layers, described.has_cls, described.preprocessing
         self.prefix_tokens = int(described.has_cls and count_cls)
@@ -67,7 +69,7 @@ class Backbone:
     def every_token(self, images: Tensor) -> Batch:
         """The same with all T tokens of the layer, including those that do not count."""
         (look,) = self._looks(images, [self.layer])
-        return Batch(look.tokens, look.attention, self._predictions(look))
+        return Batch(look.tokens, look.attention, self._predictions(look)).map(self._here)
 
     def at_blocks(self, images: Tensor, layers: Sequence[int], pooled: bool = False) -> Batch:
         """Embeddings (B, J, layers · d) of several layers with as many tokens side by side, all from one run.
@@ -77,28 +79,28 @@ class Backbone:
         looks = self._looks(images, layers)
         third = looks[0].pooled if pooled else self._predictions(looks[0])
         tokens = torch.cat([look.tokens for look in looks], -1) if len(looks) > 1 else looks[0].tokens
-        return Batch(self._kept(tokens), self._kept(looks[0].attention), third)
+        return Batch(self._kept(tokens), self._kept(looks[0].attention), third).map(self._here)
 
     def pooled(self, images: Tensor) -> Tensor:
         """(B, p): what the model's own classifier reads, or would read; for training a probe."""
         with torch.no_grad():
-            return self._described.look(images, self.layer).pooled
+            return self._here(self._described.look(images, self.layer).pooled)
 
     def split(self, images: Tensor) -> Tensor:
         """g of f = h ∘ g: all T tokens (B, T, d) of the layer, those before the patches too. Has gradients, as h has."""
-        return self._tower.split(images, self.layer)
+        return self._here(self._tower.split(images, self.layer))
 
     def forward_from(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """h of f = h ∘ g: logits (B, N) from such tokens. `size` of the images, if it is not the default."""
-        return self._classified(*self._tower.resume(tokens, self.layer, size))
+        return self._classified(*self._tower.resume(tokens.to(self._model_device), self.layer, size))
 
     def embed(self, images: Tensor) -> Tensor:
         """All T tokens (B, T, d) as the first block takes them: patches that know their places, and those before them."""
-        return self._tower.embed(images)
+        return self._here(self._tower.embed(images))
 
     def forward_embedded(self, tokens: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Logits (B, N) from such tokens. Some may be left out, unless the model's attention counts places."""
-        return self._classified(*self._tower.run_blocks(tokens, size))
+        return self._classified(*self._tower.run_blocks(tokens.to(self._model_device), size))
 
     def observe(self, images: Any, **options: Any) -> Observations:
         """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
@@ -108,8 +110,8 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is, and the results will be."""
-        return next(self._module.parameters()).device if isinstance(self._module, nn.Module) else torch.device("cpu")
+        """Where images and results are: with the model, but on the CPU if that is on an Apple GPU, which lacks float64."""
+        return without_apple(self._model_device)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the layer's patch tokens for an image size; ValueError for a size that does not fit."""
@@ -137,6 +139,13 @@ class Backbone:
         return None if logits is None else logits.softmax(-1, dtype=torch.float32)
 
     @property
+    def _model_device(self) -> torch.device:
+        return next(self._module.parameters()).device if isinstance(self._module, nn.Module) else torch.device("cpu")
+
+    def _here(self, result: Tensor) -> Tensor:
+        return result.to(without_apple(result.device))
+
+    @property
     def _module(self) -> Any:
         return self._described.model if isinstance(self._described, Tower) else self._described
 
@@ -150,7 +159,7 @@ class Backbone:
         found = self._logits(pooled, logits)
         if found is None:
             raise ValueError("this model has no classifier; give Backbone a head")
-        return found
+        return self._here(found)
 
     def _logits(self, pooled: Tensor, logits: Tensor | None) -> Tensor | None:
         if isinstance(self.head, nn.Module):
@@ -167,3 +176,26 @@ class Backbone:
         """Tokens, or their attention, without those that do not count. The rest is not scaled up."""
         patches = tokens[:, self._described.prefix :]
         return torch.cat([tokens[:, :1], patches], 1) if self.prefix_tokens else patches
+
+
+def without_apple(device: torch.device) -> torch.device:
+    """The device itself, or the CPU instead of an Apple GPU."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def _as_head(head: Any) -> Head | None:
+    """A scikit-learn classifier as a function from features to logits; anything else as it is."""
+    if isinstance(head, nn.Module) or not hasattr(head, "fit"):
+        return head  # type: ignore[no-any-return]
+    kind = type(head).__name__
+    if not hasattr(head, "predict_proba"):
+        instead = "sklearn.calibration.CalibratedClassifierCV gives it one"
+        raise ValueError(f"head: {kind} has no predict_proba, and explanations need probabilities; {instead}")
+    if not hasattr(head, "classes_"):
+        raise ValueError(f"head: this {kind} is not fitted; fit it on backbone.pooled(images) and labels")
+    return partial(_log_probabilities, head)
+
+
+def _log_probabilities(classifier: Any, features: Tensor) -> Tensor:
+    found = classifier.predict_proba(features.detach().float().cpu().numpy())
+    return torch.as_tensor(found, dtype=torch.float32, device=features.device).clamp_min(1e-6).log()

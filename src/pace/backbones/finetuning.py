@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pace.atomic import write_atomically
+from pace.backbones.checkpoints import misfit
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.libraries import describe_tower, normalize_with
+from pace.backbones.libraries import describe_tower, may_be_told, normalize_with
 from pace.backbones.tower import Tower
 from pace.backbones.training import Augmentation, Epoch, Trainer, best_epoch
 from pace.images import ImageSet, Perturb
@@ -84,7 +85,7 @@ def finetune(
 def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Finetuned:
     """Load the fine-tuned weights of `checkpoint` into a model of the same architecture, in place.
 
-    A timm model is also set to expect images normalised as they were in training.
+    A timm or torchvision model is also set to expect images normalised as they were in training.
     """
     weights, metadata = _read(Path(checkpoint))
     if not metadata["finished"]:
@@ -94,9 +95,8 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{checkpoint} does not fit this {type(model).__name__}: {reason}") from error
-    if hasattr(model, "pretrained_cfg"):
+        raise ValueError(f"{checkpoint} does not fit this {type(model).__name__}: {misfit(error)}") from error
+    if may_be_told(model):
         normalize_with(model, metadata["preprocessing"]["mean"], metadata["preprocessing"]["std"])
     return _result(model, metadata["history"], names)
 

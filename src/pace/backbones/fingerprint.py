@@ -42,8 +42,8 @@ def _parts(thing: Any) -> Iterable[Any]:
         return thing
     if isinstance(thing, Mapping):
         return [item for pair in sorted(thing.items(), key=lambda pair: str(pair[0])) for item in pair]
-    if isinstance(thing, np.ndarray):
-        return [torch.from_numpy(thing)]
+    if isinstance(thing, np.ndarray):  # of names or records too, as scikit-learn's classifiers have them
+        return thing.tolist() if thing.dtype.hasobject else [str(thing.dtype), thing.shape, thing.tobytes().hex()]
     if isinstance(thing, nn.Module):
         modules = [(name, type(module).__qualname__, _settings(module)) for name, module in thing.named_modules()]
         return [modules, thing.state_dict()]
@@ -55,7 +55,7 @@ def _parts(thing: Any) -> Iterable[Any]:
         closed_over = [cell.cell_contents for cell in thing.__closure__ or ()]
         return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, closed_over]
     name = [getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)]
-    return name if isinstance(thing, type) else [name, getattr(thing, "__dict__", None)]
+    return name if isinstance(thing, type) else [name, getattr(thing, "__dict__", None) or thing.__getstate__()]
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pace.backbones.attention import Windows
 from pace.backbones.preprocessing import NORMALIZATIONS, Preprocessing
-from pace.backbones.tower import Sizes, Tower
+from pace.backbones.tower import Sizes, Tower, last_linear
 
 # Normalisation and crop of the published weights, used when the model's own preprocessor file is not at hand.
 _FAMILIES = {
@@ -43,7 +43,8 @@ def describe(model: Any) -> Tower | None:
     has_cls = hasattr(embeddings, "cls_token") or hasattr(embeddings, "class_embedding")
     prefix = has_cls + hasattr(embeddings, "distillation_token") + getattr(config, "num_register_tokens", 0)
     names = ("classifier", "cls_classifier", "distillation_classifier")
-    classifiers = [head for name in names if isinstance(head := getattr(model, name, None), nn.Linear)]
+    heads = [head for name in names if isinstance(head := getattr(model, name, None), nn.Module)]
+    classifiers = [layer for head in heads for layer in last_linear(head)]
     head = getattr(core, "head", None)  # SigLIP's pooling, which its classifiers do without
     # CLIP's norm comes after pooling; where a norm is over all tokens, it is called layernorm or belongs to SigLIP.
     norm = getattr(core, "layernorm", None) or (core.post_layernorm if config.model_type.startswith("siglip") else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,13 @@ from pace.backbones.backbone import Backbone
 from pace.images import ImageSet, normalize, to_float
 from pace.images.loading import decoded
 from pace.progress import progress
+
+HEADS = ("probe", "knn", "clusters")
+
+# Of Neighbours, as DINO was evaluated.
+_NEIGHBOURS, _TEMPERATURE = 20, 0.07
+_ITSELF = 1 - 1e-5  # cosine above which an image is the same one
+_LEAST = 1e-4  # probability of a class that no neighbour has
 
 
 def linear_probe(features: Any, labels: Any) -> nn.Linear:
@@ -52,10 +61,89 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer.eval().requires_grad_(False)
 
 
-def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int = 64) -> nn.Linear:
-    """A linear classifier from the model's pooled features to the labels of `images`."""
-    if images.labels is None:
-        raise ValueError("probe: needs labels; expected a dataset or a folder of class folders")
+class Neighbours(nn.Module):
+    """k-NN as self-supervised models are judged by: the 20 most similar images vote, each with weight exp(cosine / 0.07).
+
+    An image is not its own neighbour, so predictions for the images it was made of are not their own labels.
+    """
+
+    def __init__(self, features: Tensor, votes: Tensor) -> None:
+        super().__init__()
+        self.features = nn.Parameter(F.normalize(features.detach().float(), dim=-1), requires_grad=False)
+        self.votes = nn.Parameter(votes.detach().float(), requires_grad=False)  # (images, classes), 1 for the label
+
+    def forward(self, features: Tensor) -> Tensor:
+        similar = F.normalize(features, dim=-1) @ self.features.T
+        near = similar.masked_fill(similar > _ITSELF, -1).topk(min(_NEIGHBOURS, similar.shape[1]))
+        weights = (near.values / _TEMPERATURE).softmax(-1)
+        return torch.einsum("bk,bkn->bn", weights, self.votes[near.indices]).clamp_min(_LEAST).log()
+
+
+class ZeroShot(nn.Module):
+    """How similar an image's features are to each class's text, as CLIP classifies."""
+
+    def __init__(self, texts: Tensor, scale: float | Tensor = 100.0) -> None:
+        super().__init__()
+        self.texts = nn.Parameter(F.normalize(texts.detach().float(), dim=-1), requires_grad=False)
+        self.scale = nn.Parameter(torch.as_tensor(float(scale)), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.scale * F.normalize(features, dim=-1) @ self.texts.T
+
+
+def zero_shot(text_features: Tensor, scale: float = 100.0) -> nn.Module:
+    """A head from the text features (N, p) of N class descriptions, as CLIP classifies.
+
+    `scale` is the model's own ``logit_scale.exp()``, near 100 for most CLIPs.
+    """
+    return ZeroShot(text_features, scale)
+
+
+def zero_shot_from_names(model: Any, names: Sequence[str]) -> nn.Module:
+    """The same from names of classes alone, for a CLIP with its texts: of open_clip, or of transformers."""
+    texts = [f"a photo of a {name}." for name in names]
+    if len(texts) < 2:
+        raise ValueError(f"classes: expected the names of 2 classes or more; found {len(texts)}")
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        if hasattr(model, "encode_text"):
+            tokens = import_module("open_clip").tokenize(texts, getattr(model, "context_length", 77))
+            found = model.encode_text(tokens.to(device))
+        elif hasattr(model, "get_text_features"):
+            tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(model.config._name_or_path)
+            found = model.get_text_features(**tokenizer(texts, padding="max_length", return_tensors="pt").to(device))
+            found = getattr(found, "pooler_output", found)
+        else:
+            kind, such = type(model).__name__, "a CLIP with its texts, such as openai/clip-vit-base-patch32"
+            raise ValueError(f"classes: {kind} has no text encoder to compare images with names; expected {such}")
+    return ZeroShot(found, model.logit_scale.exp())
+
+
+def fit_head(kind: str, features: Tensor, labels: Any = None) -> nn.Module:
+    """A head from the pooled features (M, p) of images: "probe" and "knn" for their labels, "clusters" without any.
+
+    "clusters" is k-means on the features themselves, with as many clusters as there are labels, else one for every 20
+    images (2 to 20); a linear classifier then tells them apart.
+    """
+    if kind == "clusters":
+        return linear_probe(features, _clusters(features, labels))
+    if labels is None:
+        raise ValueError(f"head: {kind} needs labels; expected a dataset or a folder of class folders")
+    if kind == "knn":
+        return Neighbours(torch.as_tensor(features), F.one_hot(torch.as_tensor(labels).long())).eval()
+    return linear_probe(features, labels)
+
+
+def _clusters(features: Tensor, labels: Any) -> Any:
+    from sklearn.cluster import KMeans
+
+    count = min(20, max(2, len(features) // 20)) if labels is None else int(torch.as_tensor(labels).max()) + 1
+    found = KMeans(max(2, count), n_init=4, random_state=0).fit(F.normalize(features.float(), dim=-1).cpu().numpy())
+    return np.unique(found.labels_, return_inverse=True)[1]
+
+
+def pooled_features(backbone: Backbone, images: ImageSet, batch_size: int = 64) -> Tensor:
+    """(M, p): the features that a head reads."""
     rows, how, device = range(len(images)), backbone.preprocessing, backbone.device
     chunks = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     features = []
@@ -63,25 +151,20 @@ def fit_probe(backbone: Backbone, images: ImageSet, batch_size: int = 64) -> nn.
         for chunk, pixels in decoded(images, chunks, how, for_gpu=device.type == "cuda"):
             features.append(backbone.pooled(normalize(to_float(pixels.to(device)), how)).cpu())
             advance(len(chunk))
-    return linear_probe(torch.cat(features), images.labels).to(device)
+    return torch.cat(features)
 
 
-def save_probe(head: nn.Module, path: Path) -> None:
+def save_head(head: nn.Module, path: Path) -> None:
     from safetensors.torch import save
 
     write_atomically(path, save({name: weight.cpu().contiguous() for name, weight in head.state_dict().items()}))
 
 
-def load_probe(path: Path) -> nn.Linear:
+def load_head(path: Path) -> nn.Module:
     from safetensors.torch import load_file
 
-    return _linear(**load_file(path))
-
-
-def zero_shot(text_features: Tensor, scale: float = 100.0) -> Callable[[Tensor], Tensor]:
-    """A head from the text features (N, p) of N class descriptions, as CLIP classifies.
-
-    `scale` is the model's own ``logit_scale.exp()``, near 100 for most CLIPs.
-    """
-    texts, scale = F.normalize(text_features.detach().float(), dim=-1), float(scale)
-    return lambda features: scale * F.normalize(features.float(), dim=-1) @ texts.to(features.device).T
+    weights = load_file(path)
+    kinds: tuple[Callable[..., nn.Module], ...] = (_linear, Neighbours, ZeroShot)
+    head = next(kind for kind in kinds if weights.keys() <= set(signature(kind).parameters))(**weights)
+    head.load_state_dict(weights)  # exactly as they were: normalising them anew rounds
+    return head.eval()

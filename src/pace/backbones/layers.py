@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pace.backbones.backbone import Backbone
+from pace.backbones.backbone import Backbone, Head
 from pace.images import ImageSet, open_images
 from pace.images.loading import decoded
 from pace.observations import Batch, Observations
@@ -105,10 +105,11 @@ def look_for_layer(
     *,
     report: Callable[[str], None],
     count_cls: bool = False,
+    head: Head | None = None,
     pooled: bool = False,
 ) -> tuple[int, Known]:
     """`choose_layer`, and what was seen at the chosen block, so that these images need not be decoded and run again."""
-    blocks = _considered(model, count_cls, pooled)
+    blocks = _considered(model, count_cls, head, pooled)
     rows = _sample(blocks, len(images), seed)
     chunks = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     found = decoded(images, chunks, blocks.preprocessing, for_gpu=blocks.device.type == "cuda")
@@ -117,9 +118,9 @@ def look_for_layer(
     return layer, Known({row: place for place, row in enumerate(rows)}, pixels, seen)
 
 
-def _considered(model: Any, count_cls: bool = False, pooled: bool = False) -> Blocks:
+def _considered(model: Any, count_cls: bool = False, head: Head | None = None, pooled: bool = False) -> Blocks:
     """The blocks to choose from, the last one first."""
-    last = Backbone(model, count_cls=count_cls)
+    last = Backbone(model, head=head, count_cls=count_cls)
     size = last.preprocessing.size
     layers = range(last.layer, last.layers // 2 - 1, -1)
     same = [*takewhile(lambda layer: Backbone(model, layer).grid(*size) == last.grid(*size), layers)]

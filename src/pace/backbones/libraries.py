@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pace.backbones import from_transformers
 from pace.backbones.attention import Windows
 from pace.backbones.preprocessing import NORMALIZATIONS, Channels, Preprocessing
-from pace.backbones.tower import Model, Sizes, Tower
+from pace.backbones.tower import Model, Sizes, Tower, last_linear, replaced_forward
 
 
 def describe(model: Any) -> Model:
@@ -21,10 +23,15 @@ def describe(model: Any) -> Model:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: expected a torch module or an object with the methods of Model; found {kind}")
-    tower = _tower(model)
+    tower = _tower(model) or _tower_inside(model)
     if tower is None:
         inside = next((name for name, part in model.named_modules() if _tower(part) is not None), None)
         hint = f"pass model.{inside}, with head=… for its predictions" if inside else "describe it with Tower"
+        if not inside and _is_convolutional(model):
+            hint = "a ViT, Swin or DINOv2 would serve, fine-tuned or with a probe on your labels"
+            raise ValueError(
+                f"model: {kind} is a convolutional network, without tokens and attention to explain; {hint}"
+            )
         raise ValueError(f"model: {kind} is not a vision transformer of {', '.join(_LIBRARIES)}; {hint}")
     return tower
 
@@ -44,22 +51,64 @@ def _tower(model: nn.Module) -> Tower | None:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Without the wrappers of torch.compile, PEFT and parallel training."""
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return _unwrapped(model.module)
-    if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-        return _unwrapped(model._orig_mod)
-    return _unwrapped(model.get_base_model()) if hasattr(model, "get_base_model") else model
+    """Without the wrappers of torch.compile, PEFT, parallel training and averaged weights."""
+    if hasattr(model, "get_base_model"):
+        return _unwrapped(model.get_base_model())
+    inside = next((getattr(model, name, None) for name in ("_orig_mod", "module") if hasattr(model, name)), None)
+    return _unwrapped(inside) if isinstance(inside, nn.Module) else model
+
+
+def _tower_inside(model: nn.Module) -> Tower | None:
+    """Of ``nn.Sequential(normalise, transformer, …)`` or a Lightning module around one transformer.
+
+    The normalisation becomes preprocessing. A linear layer behind a transformer without a classifier is the classifier.
+    """
+    if not isinstance(model, nn.Sequential) and "LightningModule" not in {
+        base.__name__ for base in type(model).__mro__
+    }:
+        return None
+    parts = list(model.children())
+    found = [(part, tower) for part in parts if (tower := _tower(_unwrapped(part))) is not None]
+    if len(found) != 1:
+        return None
+    (transformer, tower), normalizers = found[0], [part for part in parts if _normalization(part) is not None]
+    if normalizers:
+        mean, std = _normalization(normalizers[0])  # type: ignore[misc]
+        tower = replace(tower, preprocessing=replace(tower.preprocessing, mean=mean, std=std))
+    others = [part for part in parts if part is not transformer and part not in normalizers]
+    unknown = [part for part in others if next(part.parameters(), None) is not None]
+    classifiers = [layer for part in unknown for layer in last_linear(part)]
+    if tower.classifiers or len(classifiers) != 1:
+        return tower
+
+    def run(images: Tensor) -> Tensor:
+        with ExitStack() as stack:
+            for part in normalizers:
+                stack.enter_context(replaced_forward(part, lambda pixels: pixels))
+            output: Tensor = model(images)
+        return output
+
+    return replace(tower, model=model, run=run, classifiers=classifiers)
+
+
+def _normalization(part: nn.Module) -> tuple[Channels, Channels] | None:
+    """Mean and deviation of the three colours, if that is what a module without weights has."""
+    pair = [getattr(part, name, None) for name in ("mean", "std")]
+    if any(value is None or callable(value) for value in pair) or list(part.children()):
+        return None
+    mean, std = (tuple(torch.as_tensor(value, dtype=torch.float64).flatten().tolist()) for value in pair)
+    scale = 255 if max(mean, default=0) > 1 else 1  # pixels up to 255
+    scaled = (tuple(value / scale for value in values) for values in (mean, std))
+    return tuple(scaled) if len(mean) == len(std) == 3 else None  # type: ignore[return-value]
+
+
+def _is_convolutional(model: nn.Module) -> bool:
+    kinds = [type(part).__name__.lower() for part in model.modules()]
+    return sum("conv" in kind for kind in kinds) > 2 and not any("attention" in kind for kind in kinds)
 
 
 def _is_swin(model: Any) -> bool:
     return any(base.__name__ in ("SwinTransformer", "SwinTransformerV2") for base in type(model).__mro__)
-
-
-def _last_linear(head: nn.Module) -> list[nn.Module]:
-    """The layer of a head that makes the logits; none for an identity."""
-    layers: list[nn.Module] = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
-    return layers[-1:]
 
 
 def _preprocessing(config: dict[str, Any], usual: Preprocessing) -> Preprocessing:
@@ -87,7 +136,7 @@ def _timm(model: Any) -> Tower | None:
     common: dict[str, Any] = {
         "sizes": Sizes(tuple(size), tuple(embed.feat_ratio(as_scalar=False)), rule),
         "norm": None if isinstance(model.norm, nn.Identity) else model.norm,
-        "classifiers": [layer for head in heads for layer in _last_linear(head)],
+        "classifiers": [layer for head in heads for layer in last_linear(head)],
         "preprocessing": _preprocessing(config, Preprocessing()),
     }
     if swin:
@@ -112,17 +161,22 @@ def _timm(model: Any) -> Tower | None:
 
 
 def _config(model: Any) -> dict[str, Any]:
-    """timm's configuration of the pretrained weights, where the model was made with one."""
+    """timm's configuration of the pretrained weights, where the model has one."""
     return getattr(model, "pretrained_cfg", None) or {}
 
 
+def may_be_told(model: Any) -> bool:
+    """Whether the model's library leaves it to `normalize_with` how pixels are normalised."""
+    return type(model).__module__.partition(".")[0] in ("timm", "torchvision")
+
+
 def normalize_with(model: Any, mean: Channels, std: Channels) -> None:
-    """Say what a timm model's weights were trained with, where timm cannot know."""
+    """Say what a model's weights were trained with, where its library cannot know."""
     model.pretrained_cfg = {**_config(model), "mean": tuple(mean), "std": tuple(std)}
 
 
-# torchvision: VisionTransformer, SwinTransformer 1 and 2. Its models do not say how images are prepared for them; what
-# most of its weights were trained with is assumed.
+# torchvision: VisionTransformer, SwinTransformer 1 and 2. Its models do not say how images are prepared for them, unless
+# `load` noted it; what most of its weights were trained with is assumed.
 
 
 def _torchvision(model: Any) -> Tower | None:
@@ -138,8 +192,8 @@ def _torchvision(model: Any) -> Tower | None:
         prefix=1,
         has_cls=True,
         norm=model.encoder.ln,
-        classifiers=_last_linear(model.heads),
-        preprocessing=Preprocessing(interpolation="bilinear"),
+        classifiers=last_linear(model.heads),
+        preprocessing=_preprocessing(_config(model), Preprocessing(interpolation="bilinear")),
     )
 
 
@@ -159,9 +213,10 @@ def _torchvision_swin(model: Any) -> Tower:
         dims=[block.norm1.normalized_shape[0] for block in blocks],
         sizes=Sizes(size, model.features[0][0].stride, "floor"),
         norm=model.norm,
-        classifiers=_last_linear(model.head),
+        classifiers=last_linear(model.head),
         merges=[number for number, stage in enumerate(stages) for _ in stage],
         windows=windows,
+        preprocessing=_preprocessing(_config(model), Preprocessing()),
     )
 
 

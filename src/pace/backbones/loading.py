@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from pace.backbones import birds_vit, color_vit
 from pace.backbones.backbone import Backbone, Head
-from pace.backbones.libraries import normalize_with
+from pace.backbones.checkpoints import FORMATS, is_torchvision, known, load_weights, torchvision_swin, torchvision_vit
+from pace.backbones.finetuning import load_finetuned
+from pace.backbones.libraries import may_be_told, normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
 
 Layer = int | Literal["auto"]
 COLOR = "color"
+CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
 _SHIPPED = {COLOR: color_vit.load, "birds": birds_vit.load}  # the models that come with the package
 
 
@@ -33,53 +34,48 @@ def load(
     Parameters
     ----------
     name
-        A timm model, ``"vit_small_patch14_reg4_dinov2"``, or a Hugging Face id, ``"facebook/dinov2-small"``, which
-        that library downloads unless it has it already; a folder in which transformers or timm saved a model; or a
-        ``.safetensors`` file of weights for the timm architecture `model`, resampled to another image or patch size.
+        A timm or torchvision model, ``"vit_small_patch14_reg4_dinov2"`` or ``"vit_b_16"``, or a Hugging Face id,
+        ``"facebook/dinov2-small"``, which that library downloads unless it has it already; a folder in which
+        transformers or timm saved a model; or a file of weights (.safetensors, .pt, .pth, .bin, .ckpt).
+    model
+        What the weights in a file are of, as timm, torchvision or open_clip call it. By default recognised: timm's ViT,
+        DINO, DINOv2, DeiT, MAE, torchvision's ViT, and CLIP.
     normalize
-        How pixels are normalised for a timm model: "imagenet", "half" (from -1 to 1) or "clip". By default as a file of
-        `finetune` says, or as timm says for its own weights of that name, which may be wrong for other weights.
+        How pixels are normalised for a timm or torchvision model: "imagenet", "half" (from -1 to 1) or "clip". By default
+        as a file of `finetune` says, or as usual for weights of that name, which may be wrong for others.
     options
         For the library's own constructor: ``img_size=224``, ``num_classes=102``, …
     """
-    text, path = os.fspath(name), Path(name).expanduser()
+    text, path = os.fspath(name), _path(name)
     if path.is_file():
-        loaded: nn.Module = _weights(path, model, options)
+        loaded: nn.Module = load_weights(path, model, options)
     elif path.is_dir():
         loaded = _folder(path, options)
-    elif path.suffix == ".safetensors" or path.is_absolute() or text.startswith(".") or text.count("/") > 1:
+    elif path.suffix in FORMATS or path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
         raise FileNotFoundError(f"{text}: no such file of weights or folder of a model")
     elif text.startswith("timm/"):
         loaded = _timm(f"hf-hub:{text}", options)
     elif "/" in text:
         loaded = _transformers(text, options)
+    elif is_torchvision(text):
+        loaded = _torchvision(text, options)
     else:
-        loaded = _timm(_known(text), options)
+        loaded = _timm(known(text), options)
     if normalize is not None:
         if normalize not in NORMALIZATIONS:
             raise ValueError(f"normalize: expected {', '.join(NORMALIZATIONS)}; found {normalize}")
-        if not hasattr(loaded, "pretrained_cfg"):
-            raise ValueError(f"normalize: only for timm models; {text} says itself how images are normalised")
+        if not may_be_told(loaded):
+            raise ValueError(f"normalize: only for timm and torchvision; {text} says itself how images are normalised")
         normalize_with(loaded, *NORMALIZATIONS[normalize])
     return loaded.eval()
 
 
-def _weights(path: Path, model: str | None, options: dict[str, Any]) -> Any:
-    if path.suffix != ".safetensors":
-        raise ValueError(f"{path}: expected a .safetensors file; other formats can run code when they are read")
-    if model is None:
-        raise ValueError(f"{path}: which architecture is this? Pass model=, a timm name such as 'vit_base_patch16_224'")
-    with safe_open(path, "pt") as file:
-        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118, not a dict
-        finetuned = json.loads((file.metadata() or {}).get("pace", "{}"))
-    classes = next((shapes[key][0] for key in ("head.weight", "head.fc.weight") if key in shapes), 0)
-    overlay = {"file": str(path), "custom_load": False, "num_classes": classes}
-    overlay |= {key: tuple(finetuned["preprocessing"][key]) for key in ("mean", "std") if finetuned}
-    try:
-        # timm's own loading translates names and resamples position embeddings to the size asked for.
-        return _timm(_known(model), {"num_classes": classes} | options | {"pretrained_cfg_overlay": overlay})
-    except RuntimeError as error:
-        raise ValueError(f"{path}: not the weights of {model}: {' '.join(str(error).split())[:300]}") from error
+def _path(name: str | os.PathLike[str]) -> Path:
+    """Where a file or folder of that name would be."""
+    text = os.path.expanduser(name)  # Path.expanduser raises for a user there is not
+    if not text or len(os.path.basename(text)) > 255:
+        raise ValueError(f"model: expected a name, a file or a folder; found {text[:40]!r}")
+    return Path(text)
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Any:
@@ -95,12 +91,25 @@ def _timm(name: str, options: dict[str, Any]) -> Any:
     return import_module("timm").create_model(name, **{"pretrained": True} | options)
 
 
-def _known(name: str) -> str:
-    timm = import_module("timm")
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), 3)
-        raise ValueError(f"{name}: timm has no such model" + (f"; did you mean {', '.join(near)}?" if near else ""))
-    return name
+def _torchvision(name: str, options: dict[str, Any]) -> Any:
+    models, size, swin = import_module("torchvision").models, options.get("img_size"), name.startswith("swin")
+    if swin and size is not None:
+        raise ValueError(f"img_size: {name} takes images of any size; leave it out")
+    published = models.get_model_weights(name).DEFAULT
+    how = published.transforms()
+    if not options.get("pretrained", True):
+        model = models.get_model(name, weights=None, **({} if swin else {"image_size": size or how.crop_size[0]}))
+    else:
+        weights = published.get_state_dict(check_hash=True)
+        model = torchvision_swin(name, weights) if swin else torchvision_vit(weights, size)
+    model.pretrained_cfg = {  # as timm keeps it
+        "mean": tuple(how.mean),
+        "std": tuple(how.std),
+        "interpolation": how.interpolation.value,
+        "crop_pct": how.crop_size[0] / how.resize_size[0],
+        "label_names": tuple(published.meta["categories"]),
+    }
+    return model
 
 
 def _transformers(name: str, options: dict[str, Any]) -> Any:
@@ -141,9 +150,10 @@ def open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module,
                 raise ValueError(f"{option}: the model {choice.name} has its own; leave it out")
         shipped = _SHIPPED[str(choice.name)]()
         return shipped.model, shipped.class_names
-    path = Path(choice.name).expanduser()
-    if choice.architecture is None and path.is_file() and path.suffix == ".safetensors":
-        raise ValueError(f"architecture: needed for {choice.name}, as timm calls it, e.g. vit_base_patch16_224")
+    path = _path(choice.name)
+    folder = path.parent if path.name == CHECKPOINT else path
+    if (folder / "run.json").is_file():
+        return _finetuned(folder, choice)
     if choice.architecture is not None and not path.is_file():
         raise FileNotFoundError(f"architecture: only for a file of weights, and there is no file {choice.name}")
     by_name = not path.exists() and "/" not in str(choice.name)
@@ -158,6 +168,24 @@ def open_model(choice: ModelChoice, pretrained: bool = True) -> tuple[nn.Module,
         # Whatever the libraries raise: no network, no such repository, a damaged file.
         raise ValueError(f"model: {choice.name} cannot be loaded: {' '.join(str(error).split())}") from error
     return model, _class_names(model, by_name)
+
+
+def _finetuned(folder: Path, choice: ModelChoice) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model of a run of `pace finetune`."""
+    record = json.loads((folder / "run.json").read_bytes())
+    if (command := record.get("command")) != "finetune":
+        raise ValueError(f"{choice.name} is a run of `pace {command}`; expected one of `pace finetune`")
+    if choice.normalize is not None:
+        raise ValueError(f"normalize: {choice.name} was fine-tuned with its own normalisation; leave it out")
+    first = ModelChoice(*(record["model"][name] for name in ("name", "architecture", "image_size")))
+    if Path(first.name).suffix not in FORMATS:
+        model, _ = open_model(first, pretrained=False)
+    elif first.architecture is None:  # the first weights may be gone by now
+        model = load(folder / CHECKPOINT)
+    else:
+        model, _ = open_model(replace(first, name=first.architecture, architecture=None), pretrained=False)
+    found = load_finetuned(model, folder / CHECKPOINT)
+    return found.model, found.class_names
 
 
 def open_backbone(
@@ -183,7 +211,9 @@ def _class_names(model: Any, by_name: bool) -> tuple[str, ...] | None:
     labels = getattr(getattr(model, "config", None), "id2label", None)
     if labels and not all(str(name).startswith("LABEL_") for name in labels.values()):
         return tuple(str(labels[number]) for number in sorted(labels))
-    if by_name and hasattr(model, "pretrained_cfg"):
+    if by_name and "label_names" in (noted := getattr(model, "pretrained_cfg", None) or {}):
+        return tuple(noted["label_names"])
+    if by_name and noted:
         from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
         if subset := infer_imagenet_subset(model):

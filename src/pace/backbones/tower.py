@@ -298,6 +298,14 @@ class Tower:
         return torch.stack(read).mean(0) if len(read) > 1 else read[0], output
 
 
+def last_linear(head: nn.Module) -> list[nn.Module]:
+    """The layer of a head that makes the logits; none for an identity."""
+    if hasattr(head, "base_layer"):  # PEFT's, around a linear layer and beside its own
+        return [head]
+    layers: list[nn.Module] = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
+    return layers[-1:]
+
+
 # Changes to a model for the length of a call, undone even when the model raises.
 
 # Switched off during a call. Checkpointing would run blocks a second time without our replacements, and compiled code

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pace.backbones.backbone import without_apple
 from pace.backbones.tower import Tower
 from pace.images import ImageSet, Perturb, normalize, pixels, to_float
 from pace.images.loading import decoded
@@ -98,6 +99,7 @@ class Trainer:
             raise ValueError(f"layer_decay: expected a share above 0 and up to 1; found {self.layer_decay}")
         self._model = self.tower.model
         self._device = next(self._model.parameters()).device
+        self._augments_on = without_apple(self._device)
         self._steps_per_epoch = math.ceil(len(self.train) / self.batch_size)
         self._optimizer = torch.optim.AdamW(parameter_groups(self.tower, self.layer_decay), lr=self.lr)
 
@@ -128,7 +130,7 @@ class Trainer:
         labels = torch.as_tensor(images.labels)
         preprocessing, for_gpu = self.tower.preprocessing, self._device.type == "cuda"
         for rows, batch in decoded(images, chunks, preprocessing, for_gpu=for_gpu):
-            yield rows, to_float(batch.to(self._device)), labels[torch.as_tensor(rows)].to(self._device)
+            yield rows, to_float(batch.to(self._augments_on)), labels[torch.as_tensor(rows)].to(self._device)
 
     def _update(self, batch: Tensor, labels: Tensor, step: int) -> Tensor:
         for group in self._optimizer.param_groups:
@@ -160,6 +162,7 @@ class Trainer:
         return float(loss) / len(self.held_out), float(right) / len(self.held_out)
 
     def _logits(self, images: Tensor) -> Tensor:
+        images = images.to(self._device)
         half = images.is_cuda and torch.cuda.is_bf16_supported()
         with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
             return (self.tower.run or self._model)(normalize(images, self.tower.preprocessing)).float()

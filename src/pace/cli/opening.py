@@ -16,13 +16,13 @@ import typer
 
 from pace.atomic import write_atomically
 from pace.cli.errors import Problem, line_of
-from pace.cli.options import FitOptions, ImageOptions
-from pace.cli.output import busy, note
+from pace.cli.options import FitOptions, HeadOptions, ImageOptions
+from pace.cli.output import busy, note, say
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from pace.backbones import Backbone, ModelChoice
     from pace.explainer import PACE
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     Loaded = tuple[nn.Module, Sequence[str] | None]  # a model and the names of its classes
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
-CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
 CONCEPTS, GALLERY = "concepts.safetensors", "gallery.json"  # of a run of `pace fit`
 _HEAD = "head.safetensors"
 _SEEN = "seen.json"  # which images a run kept observations of
@@ -46,11 +45,14 @@ def device_of(name: str) -> torch.device:
         import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
     try:
         return torch.empty(1, device=name).device
     except Exception as error:
-        raise Problem(f"--device {name} cannot be used; expected auto, cpu or cuda (or cuda:1, …): {error}") from None
+        expected = "auto, cpu, cuda (or cuda:1, …) or mps"
+        raise Problem(f"--device {name} cannot be used; expected {expected}: {error}") from None
 
 
 def open_images(chosen: ImageOptions) -> ImageSet:
@@ -110,12 +112,12 @@ class OpenedModel:
         }
 
     def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
-        """The probe, if there is one, and the names of the predicted classes."""
-        from pace.backbones.heads import save_probe
+        """The head, if one was added, and the names of the predicted classes."""
+        from pace.backbones.heads import save_head
         from pace.showing.summary import class_names
 
         if self.backbone.head is not None:
-            save_probe(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+            save_head(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
         run.record["model"] = self.record()
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
@@ -123,22 +125,26 @@ class OpenedModel:
 
 def load_model(choice: ModelChoice) -> Loaded:
     """The model and the names of its classes."""
-    from pace.backbones import ModelChoice, load_finetuned, open_model
+    from pace.backbones import open_model
 
-    path = Path(choice.name).expanduser()
-    folder = path.parent if path.name == CHECKPOINT else path
     with busy(f"loading {choice.name}"):
-        if not (folder / "run.json").is_file():
-            return open_model(choice)
-        if choice.normalize is not None:
-            raise Problem(f"--normalize: {choice.name} was fine-tuned with its own normalisation; leave it out")
-        run = open_run(str(folder), "finetune")
-        base = ModelChoice(*(run.record["model"][name] for name in ("name", "architecture", "image_size")))
-        if base.architecture and Path(base.name).suffix == ".safetensors":
-            base = replace(base, name=base.architecture, architecture=None)  # the first weights may be gone by now
-        model, _ = open_model(base, pretrained=False)
-        found = load_finetuned(model, run.file(CHECKPOINT))
-        return found.model, found.class_names
+        return open_model(choice)
+
+
+def say_what_was_recognised(choice: ModelChoice, model: Any) -> None:
+    """What a file of weights is taken for, if the command does not tell: a wrong guess must be seen."""
+    from pace.backbones.checkpoints import FORMATS
+    from pace.backbones.libraries import describe
+    from pace.backbones.preprocessing import NORMALIZATIONS
+
+    path = Path(choice.name)
+    if choice.architecture is None and path.suffix in FORMATS and not (path.parent / "run.json").is_file():
+        how, noted = describe(model).preprocessing, getattr(model, "pretrained_cfg", None) or {}
+        usual = next((name for name, values in NORMALIZATIONS.items() if values == (how.mean, how.std)), "its own")
+        taken_for = noted.get("architecture", type(model).__name__)
+        say(
+            f"{path.name}: taken for {taken_for}, {how.size[0]} pixels, normalised as {usual} (--normalize says otherwise)"
+        )
 
 
 def _open_at_layer(
@@ -157,26 +163,60 @@ def _open_at_layer(
     return OpenedModel(backbone, opened, names)
 
 
+def _known_head(how: HeadOptions, images: ImageSet, model: nn.Module) -> tuple[nn.Module, Sequence[str]] | None:
+    """The head that needs no features, and its classes; says what cannot be, before the images go through the model."""
+    from pace.backbones.heads import HEADS, zero_shot_from_names
+
+    if how.head is not None and how.classes is not None:
+        raise Problem("--head and --classes each make the predictions; leave one out")
+    if how.head is not None and how.head not in HEADS:
+        raise Problem(f"--head {how.head}: expected {', '.join(HEADS)}")
+    if how.head not in (None, "clusters") and images.labels is None:
+        raise Problem(f"--head {how.head}: needs labels; expected a dataset or a folder of class folders")
+    if how.classes is None:
+        return None
+    lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
+    names = [line.strip() for line in lines if line.strip()]
+    return zero_shot_from_names(model, names), names
+
+
+def _fitted_head(how: HeadOptions, images: ImageSet, features: Tensor) -> tuple[nn.Module, Sequence[str] | None]:
+    from pace.backbones.heads import fit_head
+
+    with busy("fitting the head"):
+        head = fit_head(str(how.head), features, images.labels)
+    if how.head != "clusters":
+        return head, images.class_names
+    names = [f"cluster {number}" for number in range(1, len(head.bias) + 1)]  # type: ignore[arg-type]
+    say(f"predictions are {len(names)} clusters of the model's own features, not classes of yours")
+    return head, names
+
+
+def _with_head(opened: OpenedModel, found: tuple[nn.Module, Sequence[str] | None]) -> OpenedModel:
+    opened.backbone.head = found[0].to(opened.backbone.device)
+    return replace(opened, class_names=found[1])
+
+
 def open_streamed(
     images: ImageOptions,
     opened: ImageSet,
     choice: ModelChoice,
     loaded: Loaded,
-    probe: bool,
+    how: HeadOptions,
     device: torch.device,
     batch_size: int,
 ) -> OpenedModel:
-    """For sets that are not kept: the block is chosen and the probe fitted in passes of their own."""
+    """For sets that are not kept: the block is chosen and the head fitted in passes of their own."""
     from pace.backbones import choose_layer
+    from pace.backbones.heads import pooled_features
 
+    head: tuple[nn.Module, Sequence[str] | None] | None = _known_head(how, opened, loaded[0])
     choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=note)
     explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
-    if probe:
-        from pace.backbones.heads import fit_probe
-
-        explained.backbone.head = fit_probe(explained.backbone, opened, batch_size)
-        explained = replace(explained, class_names=opened.class_names)
-    return explained
+    say_what_was_recognised(explained.choice, explained.backbone.model)
+    if how.head is not None:
+        head = _fitted_head(how, opened, pooled_features(explained.backbone, opened, batch_size))
+    return explained if head is None else _with_head(explained, head)
 
 
 def observe_once(
@@ -185,41 +225,43 @@ def observe_once(
     opened: ImageSet,
     choice: ModelChoice,
     loaded: Loaded,
-    probe: bool,
+    how: HeadOptions,
     pairs: bool,
     device: torch.device,
     batch_size: int,
 ) -> tuple[OpenedModel, Views]:
     """Decode every image once and run the model once on it and its perturbed view, into the run's folder.
 
-    The block is chosen and the probe is fitted by what is seen in that one pass.
+    The block is chosen and the head is fitted by what is seen in that one pass.
     """
-    from pace.backbones.heads import linear_probe, save_probe
+    import torch
+
+    from pace.backbones.heads import save_head
     from pace.backbones.layers import Blocks, look_for_layer
     from pace.observing.extract import observe_into
 
-    if probe and opened.labels is None:
-        raise ValueError("probe: needs labels; expected a dataset or a folder of class folders")
+    named, pooled = _known_head(how, opened, loaded[0]), how.head is not None
     known = None
 
     def choose(model: nn.Module) -> int:
         nonlocal known
-        layer, known = look_for_layer(
-            model, opened, images.seed, batch_size, report=note, count_cls=choice.count_cls, pooled=probe
-        )
+        head = None if named is None else named[0].to(device)
+        told: Any = {"report": note, "count_cls": choice.count_cls, "head": head, "pooled": pooled}
+        layer, known = look_for_layer(model, opened, images.seed, batch_size, **told)
         return layer
 
     explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
+    say_what_was_recognised(explained.choice, explained.backbone.model)
+    explained = explained if named is None else _with_head(explained, named)
     backbone = explained.backbone
-    watched: Any = Blocks(backbone, pooled=True) if probe else backbone
+    watched: Any = Blocks(backbone, pooled=True) if pooled else backbone
     perturb = _perturbation(images.seed, opened) if pairs else None
     seen, *_ = observe_into(run.folder, watched, opened, perturb, batch_size, known)
     write_atomically(run.file(_SEEN), json.dumps(opened.keys()).encode())
-    if probe:
-        with busy("fitting the probe"):
-            backbone.head = linear_probe(np.asarray(seen.predictions), opened.labels).to(device)
-        save_probe(backbone.head, run.file(_HEAD))
-        explained = replace(explained, class_names=opened.class_names)
+    if pooled:
+        features = torch.from_numpy(np.asarray(seen.predictions))
+        explained = _with_head(explained, _fitted_head(how, opened, features))
+        save_head(backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
     run.record["model"] = explained.record()
     run.save()  # further fits may use it, whatever becomes of this one
     return explained, kept_views(run, pairs)
@@ -234,12 +276,12 @@ def _perturbation(seed: int, images: ImageSet) -> ByName:
 def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> OpenedModel:
     """The model of a run, which must still be the same: explanations of another one would be meaningless."""
     from pace.backbones import ModelChoice
-    from pace.backbones.heads import load_probe
+    from pace.backbones.heads import load_head
 
     kept = run.record["model"]
     choice = ModelChoice(**{field.name: kept[field.name] for field in fields(ModelChoice)})
     try:
-        head = load_probe(run.file(kept["head"])) if kept["head"] else None
+        head = load_head(run.file(kept["head"])) if kept["head"] else None
         model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
     except FileNotFoundError as error:
         raise Problem(f"{line_of(error)}; if the model of {run.folder} has moved, say where with --model") from None
@@ -275,13 +317,13 @@ def _stores(run: Run) -> list[ObservationStore]:
 
 def kept_views(run: Run, pairs: bool) -> Views:
     """The observations that a run kept."""
-    from pace.backbones.heads import load_probe
+    from pace.backbones.heads import load_head
 
     stores = _stores(run)
     if not stores or not all(store.complete for store in stores):
         again = f"pace {run.record['command']} --config {run.folder / 'run.json'} --out {run.folder}"
         raise Problem(f"{run.folder} has no complete observations; `{again}` makes them")
-    head = load_probe(run.file(_HEAD)) if run.file(_HEAD).is_file() else None
+    head = load_head(run.file(_HEAD)) if run.file(_HEAD).is_file() else None
     return _checked(*(store.observations(head) for store in (stores if pairs else stores[:1])))
 
 
@@ -326,8 +368,8 @@ def in_memory(views: Views, device: torch.device) -> Views:
 def _checked(observations: Observations, perturbed: Observations | None = None) -> Views:
     if not observations.n_classes:
         warnings.warn(
-            "this model has no classifier, so there are no predictions to explain; "
-            "--probe fits one on the labels, `pace finetune` trains one",
+            "this model has no classifier, so there are no predictions to explain; --head probe or knn makes them from "
+            "labels, --head clusters from the model's own features, `pace finetune` trains a classifier",
             stacklevel=3,
         )
     return observations, perturbed
@@ -422,6 +464,7 @@ def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     """The run that the options name, or the latest one; the record of this command then names it too."""
     device = device_of(options.device)
     from pace import PACE
+    from pace.backbones.backbone import without_apple
 
     runs = all_runs("fit") if options.fit_run is None else [open_run(options.fit_run, "fit")]
     if not runs:
@@ -433,5 +476,5 @@ def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     if status == "interrupted":
         warnings.warn(f"{run.folder} was stopped after {results['epochs']} epochs, before it converged", stacklevel=2)
     ctx.params["fit_run"] = str(run.folder.resolve())
-    concepts = PACE.load(run.file(CONCEPTS), device=str(device))
+    concepts = PACE.load(run.file(CONCEPTS), device=str(without_apple(device)))
     return FitRun(run, device, concepts, reopen_model(run, device, options.moved))

@@ -73,7 +73,7 @@ class _Everywhere:
 @dataclass(frozen=True)
 class Compute:
     batch_size: Annotated[int, _run_option(min=1, help="Images in one forward pass of the model.")] = 64
-    device: Annotated[str, _run_option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")] = "auto"
+    device: Annotated[str, _run_option(metavar="auto|cpu|cuda|mps", help="auto uses a GPU if there is one.")] = "auto"
 
 
 _IMAGES = _images_option(
@@ -105,15 +105,19 @@ class RequiredImages(ImageOptions):
 
 _MODEL = _model_option(
     metavar="NAME|PATH",
-    help="A timm or Hugging Face name, a .safetensors file, a run of `pace finetune`, color or birds.",
+    help="A timm, torchvision or Hugging Face name, a file of weights, a run of `pace finetune`, color or birds.",
 )
 Model = Annotated[str, _MODEL]
 MaybeModel = Annotated[str | None, _MODEL]
-Probe = Annotated[bool, _model_option("--probe", help="Fit a linear classifier on the labels, if there is none.")]
+_HEAD = _model_option(
+    metavar="probe|knn|clusters",
+    help="For models without a classifier: a linear probe or k-NN on the labels, or clusters of the model's own features.",
+)
+_CLASSES = _model_option(metavar="FILE", help="For a CLIP: the names of the classes, one in a line.")
 LayerDecay = Annotated[float, _model_option(help="Learning rate of a block, as a share of the next one's.")]
-_ARCHITECTURE = _model_option(metavar="NAME", help="timm's name for the weights in a .safetensors file.")
-_SIZE = _model_option(min=1, help="Pixels per side, for timm models that take several sizes.")
-_NORMALIZE = _model_option(metavar="imagenet|half|clip", help="For pixels of a timm model, if not as timm says.")
+_ARCHITECTURE = _model_option(metavar="NAME", help="What the weights in a file are of, where they do not tell.")
+_SIZE = _model_option(min=1, help="Pixels per side; position embeddings are resized.")
+_NORMALIZE = _model_option(metavar="imagenet|half|clip", help="How pixels are normalised, if not as usual.")
 _LAYER = _model_option(
     parser=_parser("a whole number or auto", lambda value: value == "auto" or isinstance(value, int)),
     metavar="NUMBER|auto",
@@ -135,6 +139,14 @@ class LoadOptions:
 class LayerOptions(LoadOptions):
     layer: Annotated[Any, _LAYER] = None
     count_cls: Annotated[bool, _model_option("--cls/--no-cls", help="Count CLS as a patch, as the paper does.")] = False
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Predictions for a model without a classifier."""
+
+    head: Annotated[str | None, _HEAD] = None
+    classes: Annotated[str | None, _CLASSES] = None
 
 
 _RUN = typer.Option("--run", metavar="FOLDER", help="Folder of a `pace fit`.", show_default="the latest in runs/")

@@ -91,8 +91,10 @@ def note(text: str) -> None:
 @contextmanager
 def busy(what: str) -> Iterator[None]:
     """For a step without a progress bar: a spinner on a terminal, and a line if it took long."""
-    began = time.monotonic()
-    with console(stderr=True).status(f"{what} …") if on_terminal(sys.stderr) else nullcontext():
+    from rich.text import Text
+
+    began, line = time.monotonic(), Text(f"{visible(what)} …")  # not markup: names may have brackets
+    with console(stderr=True).status(line) if on_terminal(sys.stderr) else nullcontext():
         yield
     if (seconds := time.monotonic() - began) > 1:
         note(f"{what}: {seconds:.1f} s")

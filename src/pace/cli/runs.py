@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 FORMAT = "pace-run-1"
 _FILE = "run.json"
 _NOT_RECORDED = ("out", "config", "json", "debug", "every", "keep")  # options that do not change the results
-_PATHS = frozenset(  # options that may name a file or folder
-    ["images", "data_root", "model", "moved", "backbone", "fit_run", "observations", "evaluation", "pictures", "add"]
-)
+# Options that may name a file or folder.
+_PATHS = {"images", "data_root", "model", "moved", "backbone", "classes"}
+_PATHS |= {"fit_run", "observations", "evaluation", "pictures", "add"}
 _RUNS = Path("runs")
 
 GENERATED = ("color", "birds")  # the names that pace.images.open_images knows, without and with a folder of their own
@@ -166,9 +167,9 @@ def located(value: Any) -> Any:
     """Full paths, so that a run can be repeated from another folder; names of datasets and models stay."""
     if isinstance(value, (list, tuple)):
         return [located(item) for item in value]
-    if not isinstance(value, str) or value in DATASETS or not Path(value).expanduser().exists():
+    if not isinstance(value, str) or value in DATASETS or not os.path.exists(os.path.expanduser(value)):
         return value
-    return str(Path(value).expanduser().resolve())
+    return os.path.realpath(os.path.expanduser(value))
 
 
 def _versions() -> dict[str, str]:

@@ -79,6 +79,8 @@ def _dtype(model: PACE) -> torch.dtype:
 def _given_device(model: PACE) -> torch.device | None:
     if model.device is None:
         return None
+    if str(model.device).startswith("mps"):
+        raise ValueError("device: concepts are computed in float64, which Apple GPUs lack; leave it out, or pass 'cpu'")
     try:
         device = torch.device(model.device)
         torch.empty(1, device=device)

@@ -1,4 +1,4 @@
-"""The fit on one page: `run` starts, alternates E-step and M-step until the bound stops rising, and refines.
+"""The fit on one page: `run` starts, alternates E-step and M-step until explanations settle, and refines.
 
 All that a fit knows between two epochs is in its `Course`, which is what a checkpoint holds.
 """
@@ -32,6 +32,7 @@ from pace.progress import Advance
 
 _TESTED = 1000  # images used to test whether concepts predict ŷ
 _FAITHFUL = 0.99  # of them must be predicted right for the concepts to be left as they are
+_MOVE = 1e-4  # of an image's shares, on average: EM stops when an epoch moves less; with 1e-3 it stopped on plateaus
 _OFFSET, _DECAY = 10.0, 0.7  # of the weight of a minibatch, as usual for online variational Bayes (Hoffman et al. 2010)
 
 
@@ -167,6 +168,9 @@ def run(
                 course.statistics = fresh
                 course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
                 course.converged = plan.converged(course.bounds, n_images, len(views))
+                if course.memory is not None:  # explanations no longer move, though the bound may still rise
+                    (moved,) = team.added(course.memory.moved)
+                    course.converged |= float(moved) < _MOVE * n_images * len(views)
                 _save(course, checkpoint)
         if ends_with_both and not course.interrupted:
             _refine(course, observations, perturbed, settings, plan, team, checkpoint, advance)
@@ -218,6 +222,7 @@ def _remember(
         course.memory = Memory(len(views), visits.own_images, views[0].n_tokens, course.concepts, settings)
         if saved is not None and "memory" in saved.own:
             course.memory.state.copy_(saved.own["memory"])
+            course.memory.fixed = {name: t.to(settings.device) for name, t in under("fixed.", saved.own).items()}
     if saved is None and not course.interrupted:
         _save(course, checkpoint)  # the start may have taken long
 
@@ -295,7 +300,7 @@ def _first_of(
 
 def _save(course: Course, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None and checkpoint.due():
-        checkpoint.write(course.tensors(), {} if course.memory is None else {"memory": course.memory.state})
+        checkpoint.write(course.tensors(), {} if course.memory is None else course.memory.tensors())
 
 
 def _forget(views: list[Observations]) -> None:
@@ -316,9 +321,9 @@ def predicts(observations: Observations, concepts: Concepts, settings: Settings)
     gammas, labels = [], []
     for _, batch in some.batches(size, settings.device, settings.dtype):
         assert batch.predictions is not None
-        gammas.append(explain_batch(batch, concepts, settings, patches=False).gamma.cpu())
+        gammas.append(explain_batch(batch, concepts, settings, patches=False).gamma)
         labels.append(batch.predictions.argmax(1).cpu())
-    theta, label = torch.nn.functional.normalize(torch.cat(gammas), p=1.0).numpy(), torch.cat(labels).numpy()
+    theta, label = torch.nn.functional.normalize(torch.cat(gammas), p=1.0), torch.cat(labels).numpy()
     train, test = slice(0, None, 2), slice(1, None, 2)
     if len(np.unique(label[train])) < 2:
         return True

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pace.model.gaussians import FAMILIES, Gaussians, Prior
-from pace.model.nesting import Nest
+from pace.model.gaussians import FAMILIES, Gaussians, Prior, Sums
+from pace.model.nesting import PARTS, Nest
 from pace.model.objective import Bound
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
@@ -44,6 +44,17 @@ class Concepts:
     def no_statistics(self) -> Statistics:
         sums = self.gaussians.empty_sums() if self.nest is None else self.nest.empty_sums(self.gaussians)
         return Statistics.zeros(sums, self.label_head.shape[1], len(self.alpha))
+
+    @property
+    def fixed_sums(self) -> tuple[str, ...]:
+        """Sums that are the same in every epoch over the same images."""
+        parts = () if self.nest is None else tuple(PARTS + name for name in self.nest.parts.fixed)
+        return (*self.gaussians.fixed, *parts)
+
+    def left_out(self, sums: Sums) -> float:
+        """What relative distances leave out of the bound, from the sums over all images."""
+        parts = 0.0 if self.nest is None else self.nest.parts.left_out(under(PARTS, sums))
+        return self.gaussians.left_out(sums) + parts
 
     def tensors(self) -> dict[str, Tensor]:
         """Flat, for files and for communication."""

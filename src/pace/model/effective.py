@@ -39,8 +39,8 @@ def learn_intervals(
     confused = np.zeros((phi.shape[2], phi.shape[2]))
     for tokens, weight in zip(told, weights, strict=True):
         own = tokens * weight[:, None]
-        agreed += _pairs(own.T.reshape(-1, *shape)).sum(0)
-        pairs += _pairs(weight.reshape(1, *shape))[0]
+        agreed += _pairs(own.T.reshape(1, -1, *shape))[0]
+        pairs += _pairs(weight.reshape(1, 1, *shape))[0]
         confused += tokens.T @ own / weights.sum()
     apart = np.maximum(*np.mgrid[: shape[0], : shape[1]])
     beyond = [apart >= reach for reach in range(1, max(2, min(shape) // 2 + 1)) if pairs[apart >= reach].sum() > 0]
@@ -63,7 +63,7 @@ def effective_weights(attention: Array, neighbours: Array | None, grid: tuple[in
         known = np.zeros(grid)  # patches further apart than any that were seen do not repeat each other
         rows, columns = np.minimum(grid, neighbours.shape)
         known[:rows, :columns] = neighbours[:rows, :columns]
-        pairs = _pairs(shares[:, prefix:].reshape(-1, *grid))
+        pairs = _pairs(shares[:, prefix:].reshape(-1, 1, *grid))
         repeats = (pairs * known).sum((1, 2)) + (shares[:, :prefix] ** 2).sum(1)
     return np.asarray(shares / np.maximum(repeats, kish)[:, None])
 
@@ -84,11 +84,11 @@ def _told_by_patches(phi: Array, gamma: Array, weights: Array) -> tuple[Array, A
 
 
 def _pairs(maps: Array) -> Array:
-    """Σ_j x_j x_{j+h} of every map (n, rows, columns), over all shifts by so many rows and columns, either way."""
-    rows, columns = maps.shape[1:]
+    """Σ_j x_j x_{j+h} over the maps (n, maps, rows, columns) too, for all shifts by so many rows and columns, either way."""
+    rows, columns = maps.shape[2:]
     size = 2 * rows, 2 * columns
     spectrum: Tensor = torch.fft.rfft2(torch.from_numpy(np.ascontiguousarray(maps, np.float64)), size)
-    found = torch.fft.irfft2(spectrum.abs().square(), size).numpy()
+    found = torch.fft.irfft2(torch.view_as_real(spectrum).square().sum((1, 4)), size).numpy()
     found[:, 1:rows] += found[:, :rows:-1]
     found[:, :, 1:columns] += found[:, :, :columns:-1]
     return np.asarray(found[:, :rows, :columns])

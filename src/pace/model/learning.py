@@ -6,6 +6,7 @@ last epoch left it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from pace.model import nesting
 from pace.model.concepts import Concepts, head_curvature, pair_curvature, under
 from pace.model.feeding import Feed, Images, Visits
+from pace.model.gaussians import Sums
 from pace.model.gaussians.family import weighted_sums
 from pace.model.inference import Posterior, Weights, furthest_plausible, infer, uniform_start
 from pace.model.nesting import Nest
@@ -53,6 +55,9 @@ class Memory:
             phi_bar = counts.new_zeros(len(counts), len(concepts))
         state = torch.cat([counts, phi_bar], 1).to(settings.dtype)
         self.state = state.view(views, n_images, state.shape[1])
+        self.fixed: Sums = {}  # sums that no epoch changes, once they are known
+        self.moved = self.state.new_zeros((), dtype=torch.float64)  # Σ ½ ‖θ - θ before‖₁ of this epoch
+        self._part_of = None if concepts.nest is None else concepts.nest.part_of
 
     def recall(self, images: Images) -> tuple[Tensor, Tensor] | None:
         known = self.state[:, images].flatten(0, 1).double()
@@ -61,7 +66,19 @@ class Memory:
 
     def keep(self, images: Images, left: Left) -> None:
         value = torch.cat(left, 1)
-        self.state[:, images] = value.view(len(self.state), -1, value.shape[1]).to(self.state.dtype)
+        value = value.view(len(self.state), -1, value.shape[1]).to(self.state.dtype)
+        self.moved += (self._shares(value) - self._shares(self.state[:, images])).abs().sum() / 2
+        self.state[:, images] = value
+
+    def _shares(self, state: Tensor) -> Tensor:
+        """θ of images, without α."""
+        counts, rest = state[..., : self._split], state[..., self._split :]
+        shares = counts / counts.sum(-1, keepdim=True)
+        return shares if self._part_of is None else shares[..., self._part_of] * rest
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For checkpoints."""
+        return {"memory": self.state} | {f"fixed.{name}": tensor for name, tensor in self.fixed.items()}
 
 
 def expect(
@@ -83,6 +100,11 @@ def expect(
     if memory is not None and settings.updates == "exact":
         settings = replace(settings, max_sweeps=min(settings.max_sweeps, SWEEPS_PER_EPOCH))
     total, room = concepts.no_statistics(), None
+    known = {} if memory is None else memory.fixed
+    if memory is not None:
+        memory.moved = torch.zeros_like(memory.moved)
+    for name in known:
+        del total.moments[name]
     parts = visits.parts(feed.units_at_once(concepts, settings))
     wanted = [part.places if feed.local else part.images for part in parts]
     if chosen is not None:
@@ -96,6 +118,10 @@ def expect(
         if memory is not None:
             memory.keep(part.places, left)
         report(sum(part.sizes))
+    total.moments |= known
+    total.bound[0] += concepts.left_out(total.moments)
+    if memory is not None:
+        memory.fixed = {name: total.moments[name] for name in concepts.fixed_sums}
     return total
 
 
@@ -123,7 +149,7 @@ def expect_batch(
     total: Statistics,
     room: Tensor | None = None,
 ) -> tuple[Left, Tensor | None]:
-    """Infer one batch (original views first, then perturbed ones) and add it to the statistics.
+    """Infer one batch (original views first, then perturbed ones) and add it to the statistics, relative distances as such.
 
     `groups` are those of negatives, when there are perturbed views; `room` is memory to work in, given back for the next batch.
     """
@@ -187,7 +213,7 @@ def _expect_nested(
     """φ and γ of parts, and ψ of kinds; adds the patches to the moments of both. H and β follow, they do not pull."""
     embeddings = torch.cat([batch.embeddings for batch in batches])
     attention = torch.cat([batch.attention for batch in batches])
-    given = nesting.evidence(embeddings, attention, nest, concepts.gaussians, concepts.offset)
+    given = nesting.evidence(embeddings, attention, nest, concepts.gaussians, concepts.offset, relative=True)
     rounds = {} if start is None else {"rounds": _ROUNDS_PER_EPOCH}
     posterior, psi = nesting.infer_nested(given, nest, concepts.alpha, start, tol=settings.sweep_tol, **rounds)
     held = posterior.phi * given.weights.count[:, :, None]
@@ -226,7 +252,7 @@ def explain_batch(
     if concepts.nest is not None:
         return _explain_nested(batch, concepts, concepts.nest, settings, patches)
     predictions = distributions(batch.predictions) if use_predictions and batch.predictions is not None else None
-    log_likelihood, weights, _ = evidence([batch], concepts, settings, relative=not patches)
+    log_likelihood, weights, _ = evidence([batch], concepts, settings)
 
     def pull(phi_bar: Tensor) -> Tensor:
         assert predictions is not None
@@ -237,7 +263,9 @@ def explain_batch(
 
 def _explain_nested(batch: Batch, concepts: Concepts, nest: Nest, settings: Settings, patches: bool) -> Posterior:
     """γ and φ of concepts: those of their parts, shared out among the kinds."""
-    given = nesting.evidence(batch.embeddings, batch.attention, nest, concepts.gaussians, concepts.offset)
+    given = nesting.evidence(
+        batch.embeddings, batch.attention, nest, concepts.gaussians, concepts.offset, relative=True
+    )
     found, psi = nesting.infer_nested(given, nest, concepts.alpha, None, tol=settings.sweep_tol)
     gamma = found.gamma[:, nest.part_of] * psi
     phi = found.phi[:, :, nest.part_of] * psi[:, None].to(found.phi.dtype) if patches else found.phi.new_empty(0)
@@ -245,21 +273,19 @@ def _explain_nested(batch: Batch, concepts: Concepts, nest: Nest, settings: Sett
 
 
 def evidence(
-    batches: list[Batch], concepts: Concepts, settings: Settings, room: Tensor | None = None, *, relative: bool = False
+    batches: list[Batch], concepts: Concepts, settings: Settings, room: Tensor | None = None
 ) -> tuple[Tensor, Weights, Tensor]:
     """Log-likelihood of every token under every concept (B, J, K), the tokens' weights, and their features.
 
-    `relative` may leave out what a token's log-likelihoods have in common, which the bound needs but φ and γ do not.
+    What a token's log-likelihoods have in common may be left out: the bound needs its sum, φ and γ do not.
     """
     embeddings = batches[0].embeddings if len(batches) == 1 else torch.cat([batch.embeddings for batch in batches])
     weights = Weights.of(torch.cat([batch.attention for batch in batches]), settings.updates)
     n_images, n_tokens, dim = embeddings.shape
     x = concepts.gaussians.features(embeddings.reshape(-1, dim), concepts.offset, room)
-    if settings.updates == "exact":
-        distances = concepts.gaussians.mahalanobis(x, furthest_plausible(concepts.alpha, n_tokens), relative)
-    else:  # tempered, so the nearest concept need not be the likeliest
-        distances = concepts.gaussians.mahalanobis(x)
-    distances = distances.view(n_images, n_tokens, len(concepts))
+    # Of tempered ones the nearest concept need not be the likeliest.
+    within = furthest_plausible(concepts.alpha, n_tokens) if settings.updates == "exact" else math.inf
+    distances = concepts.gaussians.mahalanobis(x, within, relative=True).view(n_images, n_tokens, len(concepts))
     return weights.log_likelihood(distances, concepts.gaussians.log_det, dim), weights, x
 
 

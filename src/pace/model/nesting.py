@@ -51,8 +51,9 @@ class Nest:
     def features(self, embeddings: Tensor, attention: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         """u (B, J, r) and v (B, J, q)."""
         share = attention / attention.sum(1, keepdim=True)
-        centre = torch.bmm(share[:, None], embeddings)
-        return (embeddings - centre) @ self.to_parts, (embeddings - offset) @ self.to_kinds
+        both = (embeddings - offset) @ torch.cat([self.to_parts, self.to_kinds], 1)
+        u, v = both.split([self.to_parts.shape[1], self.to_kinds.shape[1]], 2)
+        return u - torch.bmm(share[:, None], u), v.contiguous()
 
     def of_parts(self, values: Tensor) -> Tensor:
         """Sums (…, P) over the kinds of each part."""
@@ -132,12 +133,15 @@ class Evidence:
         return replace(self, parts=self.parts[images], kinds=self.kinds[images], weights=self.weights.of_images(images))
 
 
-def evidence(embeddings: Tensor, attention: Tensor, nest: Nest, kinds: Gaussians, offset: Tensor) -> Evidence:
+def evidence(
+    embeddings: Tensor, attention: Tensor, nest: Nest, kinds: Gaussians, offset: Tensor, relative: bool = False
+) -> Evidence:
+    """`relative` may leave out what a token's log-likelihoods have in common, as in `Gaussians.mahalanobis`."""
     weights = Weights.of(attention, "exact")
     features = [some.flatten(0, 1) for some in nest.features(embeddings, attention, offset)]
     found = []
     for x, gaussians in zip(features, (nest.parts, kinds), strict=True):
-        distances = gaussians.mahalanobis(x).view(*attention.shape, -1)
+        distances = gaussians.mahalanobis(x, relative=relative).view(*attention.shape, -1)
         found.append(weights.log_likelihood(distances, gaussians.log_det, x.shape[1]))
     (u, v), (parts, of_kinds) = features, found
     return Evidence(u, v, parts, of_kinds.mul_(float(nest.patch_weight)), weights)

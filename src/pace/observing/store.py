@@ -33,6 +33,7 @@ from pace.atomic import write_atomically
 from pace.observations import Batch, Observations
 
 SHARD_BYTES = 32 << 20  # what a kill may cost, and what a writer holds in memory
+_AT_ONCE = 1024  # images whose predictions are made together
 _FLOAT16_MAX = 65504.0
 _FORMAT = {"format": "pace-observations", "version": 1}
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}  # safetensors' names
@@ -186,7 +187,8 @@ class ObservationStore:
             arrays["predictions"] = features
             if head is not None:
                 with torch.no_grad():
-                    arrays["predictions"] = head(torch.from_numpy(np.asarray(features))).softmax(-1)
+                    parts = torch.split(torch.from_numpy(np.asarray(features)), _AT_ONCE)
+                    arrays["predictions"] = torch.cat([head(part).softmax(-1) for part in parts])
         return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
 
     def verify(self) -> None:

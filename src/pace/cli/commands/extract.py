@@ -19,7 +19,7 @@ def extract(
     images: options.RequiredImages,
     model: options.Model,
     how: options.LayerOptions,
-    probe: options.Probe = False,
+    head: options.HeadOptions,
     pairs: options.Pairs = True,
     compute: options.Compute,
 ) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def extract(
     opened, choice = open_images(images), ModelChoice(model, **asdict(how))
     loaded, record = load_model(choice), image_record(images, opened)
     with running(ctx, images.images, device=device, images=record) as run:
-        about = images, opened, choice, loaded, probe, pairs, device, compute.batch_size
+        about = images, opened, choice, loaded, head, pairs, device, compute.batch_size
         explained, (seen, perturbed) = observe_once(run, *about)
         explained.save_into(run, seen, opened)
         size = kept_bytes(run)

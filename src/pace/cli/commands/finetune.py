@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.opening import CHECKPOINT, device_of, image_record, load_model, open_images
+from pace.cli.opening import device_of, image_record, load_model, open_images, say_what_was_recognised
 from pace.cli.output import say, table
 from pace.cli.runs import located, running
 
@@ -42,10 +42,12 @@ def finetune(
     device = device_of(compute.device)
     from pace.backbones import ModelChoice
     from pace.backbones import finetune as train
+    from pace.backbones.loading import CHECKPOINT
     from pace.images import AUGMENT_SEED, Perturbation
 
     opened, base = open_images(images), ModelChoice(model, **asdict(how))
     network, _ = load_model(base)
+    say_what_was_recognised(base, network)
     about = {"model": asdict(replace(base, name=located(model))), "images": image_record(images, opened)}
     with running(ctx, images.images, device=device, **about) as run:
         found = train(

@@ -44,7 +44,7 @@ def fit(
     images: options.ImageOptions,
     model: options.MaybeModel = None,
     how: options.LayerOptions,
-    probe: options.Probe = False,
+    head: options.HeadOptions,
     pairs: options.Pairs = True,
     keep: options.Keep = True,
     observations: Annotated[str | None, _OBSERVATIONS] = None,
@@ -66,7 +66,7 @@ def fit(
     from pace.observations import Lazy
 
     if observations is not None:
-        _refuse({**asdict(images), **asdict(how), "model": model, "probe": probe, "seed": None}, ctx.obj.options)
+        _refuse({**asdict(images), **asdict(how), **asdict(head), "model": model, "seed": None}, ctx.obj.options)
     elif images.images is None or model is None:
         raise Problem("pace fit needs --images and --model, or --observations (see pace fit --help)")
     if estimator.max_concepts is not None and estimator.n_concepts != "auto":
@@ -84,7 +84,7 @@ def fit(
 
             opened, choice = opening.open_images(images), ModelChoice(str(model), **asdict(how))
             record, loaded = opening.image_record(images, opened), opening.load_model(choice)
-            about = images, opened, choice, loaded, probe
+            about = images, opened, choice, loaded, head
             if learner.minibatch is not None or learner.distributed:
                 explained = opening.open_streamed(*about, device, compute.batch_size)
                 once = learner.minibatch is None  # each process computes its own share once
@@ -140,11 +140,12 @@ def _joined_processes(name: str) -> Iterator[torch.device]:
 
 
 def _estimator(given: Any, seed: int, device: torch.device) -> PACE:
+    from pace.backbones.backbone import without_apple
     from pace.explainer import PACE
     from pace.fitting.arguments import check_arguments
 
     parameters = {name: value for name, value in asdict(given).items() if value is not None}
-    estimator = PACE(**parameters, distributed=several_processes(), seed=seed, device=str(device))
+    estimator = PACE(**parameters, distributed=several_processes(), seed=seed, device=str(without_apple(device)))
     check_arguments(estimator)  # before spending minutes on the images
     return estimator
 

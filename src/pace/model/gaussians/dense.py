@@ -122,9 +122,14 @@ class FullGaussians(Gaussians):
 
 
 class TiedGaussians(Gaussians):
-    """One covariance shared by all concepts."""
+    """One covariance shared by all concepts.
+
+    Learning whitens no patch and multiplies no d × d matrix for one: Σ_ik r_ik x_i x_iᵀ is the same in every epoch, and
+    distances are linear in x up to |x P|², whose sum follows from it.
+    """
 
     name = "tied"
+    fixed = ("second",)
     parts = ("means", "precision_cholesky")
 
     def __init__(self, means: Tensor, precision_cholesky: Tensor):
@@ -151,18 +156,24 @@ class TiedGaussians(Gaussians):
 
     @cached_property
     def _linear(self) -> tuple[Tensor, Tensor]:
-        """|P x - P μ_k|² - |P x - P μ|² = constant_k - 2 x Σ⁻¹ (μ_k - μ), where μ is a concept in the middle."""
+        """|(x - μ_k) P|² - |x P|² = constant_k - 2 x Σ⁻¹ μ_k."""
         factor = self.precision_cholesky.double()
         centres = self.means.double() @ factor
-        middle = centres[centres.square().sum(1).argmin()]
-        constant = centres.square().sum(1) - middle.square().sum()
-        return constant.to(self.means.dtype), (factor @ (centres - middle).T).to(self.means.dtype)
+        return centres.square().sum(1).to(self.means.dtype), (factor @ centres.T).to(self.means.dtype)
+
+    def left_out(self, sums: Sums) -> float:
+        factor = self.precision_cholesky.double()
+        return -float((factor * (sums["second"] @ factor)).sum()) / 2
+
+    def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
+        if "second" in sums:  # before anything is left out, so that it fits whatever is left out in other epochs
+            rooted = x * r.sum(1, keepdim=True).sqrt()
+            sums["second"].add_(rooted.T @ rooted)
+        super().accumulate(x, r, sums)
 
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         sums["weight"].add_(r.sum(0))
         sums["first"].add_(weighted_sums(r, x.shape[1])(x))
-        rooted = x * r.sum(1, keepdim=True).sqrt()
-        sums["second"].add_(rooted.T @ rooted)
 
     def maximise(self, sums: Sums, prior: Prior) -> TiedGaussians:
         means, weight = self._new_means(sums), sums["weight"]

@@ -35,6 +35,7 @@ class Gaussians(ABC):
     """K Gaussians with means (K, d); every family is one way to hold their covariances."""
 
     name: str
+    fixed: tuple[str, ...] = ()  # sums that are the same whichever concepts hold the patches
     parts: tuple[str, ...]  # attributes that are the constructor's arguments: means, covariances, …
     means: Tensor
     log_det: Tensor  # log |Σ_k| (K,)
@@ -69,12 +70,17 @@ class Gaussians(ABC):
     def accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None:
         """Add these patches to the sums; overwrites both x and r.
 
-        Most responsibilities are zero to machine precision. These are left out of all sums alike.
+        Most responsibilities are zero to machine precision. These are left out of all sums alike. `fixed` sums that are
+        known already may be missing, and are then not made.
         """
         self._accumulate(x, threshold(r, 8 * torch.finfo(r.dtype).eps, 0.0, inplace=True), sums)
 
     @abstractmethod
     def _accumulate(self, x: Tensor, r: Tensor, sums: Sums) -> None: ...
+
+    def left_out(self, sums: Sums) -> float:
+        """What `relative` distances leave out of Σ_ik r_ik log N(x_i | μ_k, Σ_k)."""
+        return 0.0
 
     @abstractmethod
     def maximise(self, sums: Sums, prior: Prior) -> Gaussians:
