@@ -54,3 +54,40 @@ def test_an_error_is_raised_and_the_bar_ends(capsys):
     with pytest.raises(RuntimeError, match="broken"):
         fail()
     assert "4/30" in capsys.readouterr().err
+
+
+def test_rounds_count_images_again_from_the_start(capsys):
+    with progress("learning", 30, show=True, rounds=True) as advance:
+        advance(30)
+        advance(12)
+    assert "12/30" in capsys.readouterr().err
+
+
+def test_a_command_says_early_how_long_a_stage_takes_and_at_the_end_how_long_it_took(wait, monkeypatch, capsys):
+    monkeypatch.setattr("pace.progress.lines", True)
+    with progress("observing", 30) as advance:
+        wait(2)
+        advance(3)
+        assert capsys.readouterr().err == "- observing: 30 images, about 20 s\n"
+        wait(17)
+        advance(27)
+    assert capsys.readouterr().err == "- observing: 19.0 s\n"
+    with progress("quick", 3):
+        wait(0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_notes_tell_of_are_stages_with_a_time_each(wait, monkeypatch, capsys):
+    monkeypatch.setattr("pace.progress.lines", True)
+    with progress("learning", 30, rounds=True) as advance:
+        advance(0, "finding parts")
+        wait(2)
+        advance(30, "epoch 1")
+        advance(30, "epoch 2, bound -3.5")
+        wait(5)
+        advance(30, "refining")
+    assert capsys.readouterr().err.splitlines() == [
+        "- learning, finding parts: 2.0 s",
+        "- learning, epoch: 5.0 s",
+        "- learning: 7.0 s",
+    ]

@@ -35,7 +35,6 @@ from pace.model.gaussians import Prior
 from pace.model.learning import expect_all, explain_batch
 from pace.model.nearest import Patches, nearest
 from pace.model.precision import undisturbed
-from pace.model.refining import images_in_step
 from pace.model.refining_kinds import Drift
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
@@ -172,10 +171,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         team.refuse_unlike(about)
         saver = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_every, about, team)
         pair = perturbed if plan.refinement is None else None  # EM learns from perturbed views only if nothing refines
-        work = (self.max_iter + (1 if plan.refinement is None else 2)) * len(observations)
-        work += 0 if plan.refinement is None else plan.refinement.steps * images_in_step(len(observations))
+        shown = self.progress if team.rank == 0 else False
         with saver or nullcontext():
-            with progress("learning concepts", work, self.progress if team.rank == 0 else False) as advance:
+            with progress("learning concepts", len(observations), shown, rounds=True) as advance:
 
                 def start() -> loop.Course:
                     say = lambda note: advance(0, note)  # noqa: E731

@@ -97,41 +97,61 @@ def pictures(count: int = 12) -> Tensor:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The layer of every pass, and how many images it saw."""
-    passes: list[tuple[int, int]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
+    """The layers of every pass, and how many images it saw."""
+    passes: list[tuple[list[int], int]] = []
     own = layers.observe
 
-    def observe(backbone: Backbone, *args: Any, **options: Any) -> Observations:
-        assert backbone.attention_layer == backbone.layers - 1
-        seen = own(backbone, *args, **options)
-        passes.append((backbone.layer, len(seen)))
+    def observe(blocks: layers.Blocks, *args: Any, **options: Any) -> Observations:
+        assert blocks.backbone.attention_layer == blocks.backbone.layers - 1
+        seen = own(blocks, *args, **options)
+        passes.append((blocks.layers, len(seen)))
         return seen
 
     monkeypatch.setattr(layers, "observe", observe)
     return passes
 
 
-def test_a_last_block_whose_patches_differ_is_chosen_at_once(asked: list[tuple[int, int]]) -> None:
+def test_a_last_block_whose_patches_differ_is_chosen_at_once(asked: list[tuple[list[int], int]]) -> None:
     assert choose_layer(model(), pictures()) == 3
-    assert asked == [(3, 12)]
+    assert asked == [([3, 2], 12)]
 
 
-def test_a_block_that_makes_all_patches_alike_is_passed_over(asked: list[tuple[int, int]]) -> None:
+def test_a_block_that_makes_all_patches_alike_is_passed_over(asked: list[tuple[list[int], int]]) -> None:
     said: list[str] = []
     assert choose_layer(model(3), pictures(), report=said.append) == 2
-    assert [layer for layer, _ in asked] == [3, 2]
+    assert asked == [([3, 2], 12)]  # all in one run
     assert len(said) == 1
     assert said[0].startswith("block 2: ")
     assert said[0].endswith("against 0.0 % at block 3")
 
 
+def test_one_run_shows_every_block_as_a_run_of_its_own_does() -> None:
+    made, images = model(), pictures()
+    found = Backbone(made, count_cls=True).at_blocks(images, [3, 1])
+    for number, layer in enumerate([3, 1]):
+        alone = Backbone(made, layer, count_cls=True, attention_layer=-1)(images)
+        torch.testing.assert_close(found.embeddings[..., 16 * number : 16 * number + 16], alone.embeddings)
+        torch.testing.assert_close(found.attention, alone.attention)
+        torch.testing.assert_close(found.predictions, alone.predictions)
+    pooled = Backbone(made).at_blocks(images, [2], pooled=True).predictions
+    torch.testing.assert_close(pooled, Backbone(made).pooled(images))
+
+
+def test_fewer_images_are_looked_at_where_their_blocks_are_large(
+    asked: list[tuple[list[int], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_ROOM", 5 * 4 * 16 * 16 * 2)  # five images of 16 tokens at two blocks in 16 dimensions
+    choose_layer(model(), pictures(40))
+    assert [count for _, count in asked] == [5]
+
+
 def test_blocks_of_the_first_half_are_not_asked_and_the_best_of_the_others_is_taken(
-    asked: list[tuple[int, int]],
+    asked: list[tuple[list[int], int]],
 ) -> None:
     said: list[str] = []
     assert choose_layer(model(3), pictures(), least=1, report=said.append) == 2
-    assert [layer for layer, _ in asked] == [3, 2]
+    assert asked == [([3, 2], 12)]  # all in one run
     assert said[0].endswith("; no block considered reaches 100.0 %")
 
 
@@ -145,16 +165,16 @@ def test_the_share_that_decides_is_that_of_the_backbone_it_is_meant_for() -> Non
     assert "no block" not in said[0]
 
 
-def test_a_sample_is_drawn_with_the_seed(asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_drawn_with_the_seed(asked: list[tuple[list[int], int]], monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     monkeypatch.setattr(layers, "within_share", lambda seen: shares.append(within_share(seen)) or 1.0)
     for seed in (0, 0, 1):
         choose_layer(model(), pictures(300), seed=seed)
-    assert asked == [(3, 256)] * 3
+    assert asked == [([3, 2], 256)] * 3
     assert shares[0] == shares[1] != shares[2]
 
 
-def test_every_kind_of_images_can_be_chosen_by(asked: list[tuple[int, int]], tmp_path: Path) -> None:
+def test_every_kind_of_images_can_be_chosen_by(asked: list[tuple[list[int], int]], tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for number in range(6):
         folder = tmp_path / "train" / "abc"[number % 3]
@@ -166,7 +186,7 @@ def test_every_kind_of_images_can_be_chosen_by(asked: list[tuple[int, int]], tmp
     assert [count for _, count in asked] == [12, 12, 7, 6, 6]
 
 
-def test_patches_that_are_merged_bound_the_search(asked: list[tuple[int, int]]) -> None:
+def test_patches_that_are_merged_bound_the_search(asked: list[tuple[list[int], int]]) -> None:
     timm = pytest.importorskip("timm")
     images = torch.rand(4, 3, 64, 64)
     for depths, considered in (((2, 2), [3, 2]), ((1, 1, 1), [2])):
@@ -181,10 +201,10 @@ def test_patches_that_are_merged_bound_the_search(asked: list[tuple[int, int]]) 
         )
         asked.clear()
         choose_layer(swin.eval(), images, least=1)
-        assert [layer for layer, _ in asked] == considered
+        assert [blocks for blocks, _ in asked] == [considered]
 
 
-def test_a_model_of_one_block_has_no_other(asked: list[tuple[int, int]]) -> None:
+def test_a_model_of_one_block_has_no_other(asked: list[tuple[list[int], int]]) -> None:
     assert choose_layer(model(0, depth=1), pictures()) == 0
 
 

@@ -5,4 +5,5 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [
     str(ROOT / "benchmarks"),
     str(ROOT / "tests" / "model"),
-]  # the scripts, and the paper's equations in loops
+    str(ROOT / "tests" / "cli"),
+]  # the scripts, the paper's equations in loops, and a tiny model for the commands

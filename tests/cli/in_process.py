@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     def error(self) -> str:
         """The one line that an error is."""
         assert self.code != 0
-        lines = [line for line in self.err.splitlines() if not line.startswith("warning: ")]
+        lines = [line for line in self.err.splitlines() if not line.startswith(("warning: ", "- "))]  # - a stage
         assert len(lines) == 1, self.err
         return lines[0]
 

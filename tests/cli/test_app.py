@@ -133,7 +133,7 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(pace: Pace, m
     def broken(*_: object, **__: object) -> None:
         raise KeyError("what\nnow")
 
-    monkeypatch.setattr("pace.cli.opening.open_images_and_model", broken)
+    monkeypatch.setattr("pace.cli.opening.load_model", broken)
     outcome = pace("fit", "--images", "photos", *MODEL)
     assert outcome.code == 1
     assert "KeyError" in outcome.error

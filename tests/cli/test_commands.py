@@ -232,9 +232,9 @@ def test_a_fit_on_extracted_observations_finds_the_same_concepts(elsewhere: Path
 
 
 def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere: Path):
-    from pace.cli.opening import read_extracted
+    from pace.cli.opening import kept_views
     from pace.cli.runs import open_run
-    from pace.images import Perturbation
+    from pace.images import Folder, Perturbation
 
     assert invoke("extract", *PHOTOS, "--out", "kept").code == 0
     index = elsewhere / "kept" / "perturbed" / "index.json"
@@ -242,8 +242,9 @@ def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere
     index.write_text(json.dumps({**content, "shards": []}))
     assert "--config kept/run.json --out kept" in invoke("fit", "--observations", "kept", *QUICK).error
     assert invoke("extract", "--config", "kept/run.json", "--out", "kept").code == 0
-    _, perturbed = read_extracted(open_run("kept", "extract"), pairs=True)
-    np.testing.assert_array_equal(perturbed.crops, Perturbation(0).crops(range(12), (32, 32)))
+    _, perturbed = kept_views(open_run("kept", "extract"), pairs=True)
+    names = Folder("shop/photos/train").names
+    np.testing.assert_array_equal(perturbed.crops, Perturbation(0).crops(names, (32, 32)))
     assert invoke("fit", "--observations", "kept", *QUICK).code == 0
     assert "layer" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
 
@@ -258,7 +259,7 @@ def test_an_automatic_layer_is_explained_and_remembered(elsewhere: Path, monkeyp
     monkeypatch.setattr(layers, "within_share", lambda seen: next(shares))
     outcome = invoke(*FIT, "--out", "fit")
     assert outcome.code == 0, outcome.err
-    assert "block 4: 75.0 % of its patches' variance lies within images, against 25.0 % at block 5" in outcome.out
+    assert "block 4: 75.0 % of its patches' variance lies within images, against 25.0 % at block 5" in outcome.err
     kept = record(elsewhere / "fit")
     assert (kept["model"]["layer"], kept["model"]["attention_layer"]) == (4, 5)
     assert invoke("explain", "shop/flat/0.png", "--run", "fit").code == 0
@@ -354,7 +355,7 @@ def test_a_finished_finetuning_is_not_repeated_and_another_recipe_is_refused(
 
 
 def test_evaluate_then_report(elsewhere: Path):
-    outcome = invoke("evaluate", "--run", "shop/fit", "--bootstrap", "20", "--json")
+    outcome = invoke("evaluate", "--run", "shop/fit", "--bootstrap", "20", "--hidden-images", "3", "--json")
     document = outcome.document
     assert document["images"]["split"] == "test"
     assert document["results"]["images"] == 12

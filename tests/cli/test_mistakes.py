@@ -28,7 +28,6 @@ FIT = ("fit", "--images", "photos")
         ((*FIT, *MODEL, "--device", "gpu"), "expected auto, cpu, cuda"),
         ((*FIT, *MODEL, "--layer", "40"), "error: --layer: expected -6 to 5"),
         ((*FIT, *MODEL, "--concepts", "5000"), "--concepts"),
-        (("fit", "--observations", "fit"), "is a run of `pace fit`; expected one of `pace extract`"),
         (("fit", "--observations", "photos"), "no such run"),
         (
             (*FIT, *MODEL, "--observations", "seen", "--limit", "5", "--layer", "0", "--cls"),

@@ -32,7 +32,10 @@ def test_a_run_keeps_what_is_needed_to_understand_and_repeat_it(workshop: Path):
     assert sorted(path.name for path in (workshop / "fit").iterdir()) == [
         "concepts.safetensors",
         "gallery.json",
+        "original",
+        "perturbed",
         "run.json",
+        "seen.json",
     ]
 
 

@@ -151,5 +151,6 @@ def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, t
     finally:
         os.chdir(before)
     one, two = concepts(tmp_path / "one"), concepts(tmp_path / "two")
-    np.testing.assert_allclose(two.means_, one.means_, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(np.array(two.lower_bounds_), np.array(one.lower_bounds_), rtol=1e-4)
+    # One process learns from what it kept, in float16.
+    np.testing.assert_allclose(two.means_, one.means_, rtol=1e-2, atol=2e-3)
+    np.testing.assert_allclose(np.array(two.lower_bounds_), np.array(one.lower_bounds_), rtol=1e-2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pace.backbones.fingerprint import fingerprint
 from pace.backbones.libraries import describe
-from pace.backbones.tower import Tower, eval_mode
+from pace.backbones.tower import Look, Tower, eval_mode
 from pace.observations import Batch, Observations
 
 Head = nn.Module | Callable[[Tensor], Tensor]
@@ -68,12 +68,18 @@ class Backbone:
 
     def every_token(self, images: Tensor) -> Batch:
         """The same with all T tokens of the layer, including those that do not count."""
-        with torch.no_grad():
-            other = (self.attention_layer,) if isinstance(self._described, Tower) else ()
-            look = self._described.look(images, self.layer, *other)
-            logits = self._logits(look.pooled, look.logits)
-        predictions = None if logits is None else logits.softmax(-1, dtype=torch.float32)
-        return Batch(look.tokens, look.attention, predictions).map(self._here)
+        (look,) = self._looks(images, [self.layer])
+        return Batch(look.tokens, look.attention, self._predictions(look)).map(self._here)
+
+    def at_blocks(self, images: Tensor, layers: Sequence[int], pooled: bool = False) -> Batch:
+        """Embeddings (B, J, layers · d) of several layers with as many tokens side by side, all from one run.
+
+        With `pooled`, what a classifier would read stands in place of the predictions. Attention is `attention_layer`'s.
+        """
+        looks = self._looks(images, layers)
+        third = looks[0].pooled if pooled else self._predictions(looks[0])
+        tokens = torch.cat([look.tokens for look in looks], -1) if len(looks) > 1 else looks[0].tokens
+        return Batch(self._kept(tokens), self._kept(looks[0].attention), third).map(self._here)
 
     def pooled(self, images: Tensor) -> Tensor:
         """(B, p): what the model's own classifier reads, or would read; for training a probe."""
@@ -120,6 +126,17 @@ class Backbone:
         if not -count <= number < count:
             raise ValueError(f"{name}: expected {-count} to {count - 1} for {count} blocks; found {number}")
         return number % count
+
+    def _looks(self, images: Tensor, layers: Sequence[int]) -> list[Look]:
+        with torch.no_grad():
+            if isinstance(self._described, Tower):
+                return self._described.look_at(images, layers, self.attention_layer)
+            return [self._described.look(images, layer) for layer in layers]
+
+    def _predictions(self, look: Look) -> Tensor | None:
+        with torch.no_grad():
+            logits = self._logits(look.pooled, look.logits)
+        return None if logits is None else logits.softmax(-1, dtype=torch.float32)
 
     @property
     def _model_device(self) -> torch.device:

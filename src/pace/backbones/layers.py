@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pace.backbones.backbone import Backbone
-from pace.backbones.libraries import describe
-from pace.backbones.tower import Tower
+from pace.backbones.backbone import Backbone, Head
 from pace.images import ImageSet, open_images
-from pace.observations import Observations
-from pace.observing.extract import observe
+from pace.images.loading import decoded
+from pace.observations import Batch, Observations
+from pace.observing.extract import Known, observe
 from pace.observing.sources import Images
 
 _BATCH = 16  # images whose patches are held in float64 at once
-_SAMPLE = 256  # images that are observed at every block considered
+_SAMPLE = 256  # images that are observed at every block considered, unless that takes more than
+_ROOM = 2 << 30  # bytes
+_LEAST = 1 / 3
 
 
 def within_share(observations: Observations) -> float:
@@ -46,11 +49,26 @@ def within_share(observations: Observations) -> float:
     return within / (within + between) if within else 0.0
 
 
+class Blocks:
+    """A backbone that gives several blocks side by side, and with `pooled` what a classifier reads in place of predictions."""
+
+    def __init__(self, backbone: Backbone, layers: Sequence[int] = (), pooled: bool = False) -> None:
+        self.backbone, self.layers, self.gives_pooled = backbone, [*layers] or [backbone.layer], pooled
+        self.layer, self.device, self.preprocessing = backbone.layer, backbone.device, backbone.preprocessing
+        self.prefix_tokens, self.grid = backbone.prefix_tokens, backbone.grid
+
+    def __call__(self, images: Tensor) -> Batch:
+        return self.backbone.at_blocks(images, self.layers, self.gives_pooled)
+
+    def fingerprint(self) -> str:
+        return f"{self.backbone.fingerprint()}, blocks {self.layers}"
+
+
 def choose_layer(
     model: Any,
     images: Images,
     *,
-    least: float = 1 / 3,
+    least: float = _LEAST,
     seed: int = 0,
     batch_size: int = 64,
     data_root: str | os.PathLike[str] | None = None,
@@ -58,30 +76,72 @@ def choose_layer(
 ) -> int:
     """The last block at which at least `least` of the patches' variance lies within images, counted from 0.
 
-    Meant for ``Backbone(model, layer, attention_layer=-1)``: patches are weighted by the last block's attention (by each
-    block's own for an object that only follows `Model`). Only the second half of the blocks is considered, and of Swin
-    the last stage. Falls back to the block with the largest share.
+    Meant for ``Backbone(model, layer, attention_layer=-1)``: patches are weighted by the last block's attention. Only the
+    second half of the blocks is considered, and of Swin the last stage, all of them in one run of the model. Falls back to
+    the block with the largest share.
 
     Parameters
     ----------
     model, images
         As `Backbone` and `observe` take them, with `data_root` for a dataset's name. Of more than 256 images, 256 are
-        drawn with `seed`; a DataLoader is used in full.
+        drawn with `seed` (fewer if their blocks take more than 2 GB); a DataLoader is used in full.
     report
         Called with one line that says which block was chosen and why.
     """
+    blocks = _considered(model)
     if isinstance(images, (str, os.PathLike)):
         images = open_images(images, data_root)
-    if isinstance(images, (Tensor, ImageSet)) and len(images) > _SAMPLE:
-        rows = np.sort(np.random.default_rng(seed).permutation(len(images))[:_SAMPLE]).tolist()
+    if isinstance(images, (Tensor, ImageSet)):
+        rows = _sample(blocks, len(images), seed)
         images = images[rows] if isinstance(images, Tensor) else images.subset(rows)
-    last, attention_layer = Backbone(model), -1 if isinstance(describe(model), Tower) else None
+    return _best(blocks, observe(blocks, images, batch_size=batch_size), least, report)[0]
+
+
+def look_for_layer(
+    model: Any,
+    images: ImageSet,
+    seed: int,
+    batch_size: int,
+    *,
+    report: Callable[[str], None],
+    count_cls: bool = False,
+    head: Head | None = None,
+    pooled: bool = False,
+) -> tuple[int, Known]:
+    """`choose_layer`, and what was seen at the chosen block, so that these images need not be decoded and run again."""
+    blocks = _considered(model, count_cls, head, pooled)
+    rows = _sample(blocks, len(images), seed)
+    chunks = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    found = decoded(images, chunks, blocks.preprocessing, for_gpu=blocks.device.type == "cuda")
+    pixels = torch.cat([batch for _, batch in found])
+    layer, seen = _best(blocks, observe(blocks, pixels, batch_size=batch_size), _LEAST, report)
+    return layer, Known({row: place for place, row in enumerate(rows)}, pixels, seen)
+
+
+def _considered(model: Any, count_cls: bool = False, head: Head | None = None, pooled: bool = False) -> Blocks:
+    """The blocks to choose from, the last one first."""
+    last = Backbone(model, head=head, count_cls=count_cls)
+    size = last.preprocessing.size
+    layers = range(last.layer, last.layers // 2 - 1, -1)
+    same = [*takewhile(lambda layer: Backbone(model, layer).grid(*size) == last.grid(*size), layers)]
+    return Blocks(last, same, pooled)
+
+
+def _sample(blocks: Blocks, images: int, seed: int) -> list[int]:
+    """Numbers of the images that are observed at every block."""
+    tokens = int(np.prod(blocks.grid(*blocks.preprocessing.size))) + blocks.prefix_tokens
+    fit = _ROOM // (4 * tokens * blocks.backbone.dim * len(blocks.layers))
+    return sorted(np.random.default_rng(seed).permutation(images)[: max(2, min(_SAMPLE, fit))].tolist())
+
+
+def _best(
+    blocks: Blocks, seen: Observations, least: float, report: Callable[[str], None] | None
+) -> tuple[int, Observations]:
+    """The block that is chosen, and its own observations."""
+    parts = np.split(np.arange(seen.dim), len(blocks.layers))
     shares: dict[int, float] = {}
-    for layer in range(last.layer, last.layers // 2 - 1, -1):
-        backbone = Backbone(model, layer, attention_layer=attention_layer)
-        if backbone.grid(*backbone.preprocessing.size) != last.grid(*last.preprocessing.size):
-            break
-        shares[layer] = within_share(observe(backbone, images, batch_size=batch_size))
+    for number, layer in enumerate(blocks.layers):
+        shares[layer] = within_share(_block(seen, parts[number]))
         if shares[layer] >= least:
             break
     chosen = max(shares, key=shares.__getitem__)  # if one reaches `least`, it is the largest: the search stops there
@@ -91,4 +151,9 @@ def choose_layer(
         missed = "" if shares[chosen] >= least else f"; no block considered reaches {100 * least:.1f} %"
         share = f"{100 * shares[chosen]:.1f} % of its patches' variance"
         report(f"block {chosen}: {share} lies within images{beside}{missed}")
-    return chosen
+    return chosen, _block(seen, parts[blocks.layers.index(chosen)])
+
+
+def _block(seen: Observations, part: NDArray[np.intp]) -> Observations:
+    embeddings = seen.embeddings[..., int(part[0]) : int(part[-1]) + 1]
+    return Observations(embeddings, seen.attention, seen.predictions, seen.grid, seen.prefix_tokens, check=False)

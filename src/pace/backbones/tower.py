@@ -137,6 +137,11 @@ class Tower:
 
     def look(self, images: Tensor, layer: int, attention_layer: int | None = None) -> Look:
         """Tokens of a layer, with the attention of that block or another, in one run."""
+        return self.look_at(images, [layer], attention_layer)[0]
+
+    def look_at(self, images: Tensor, layers: Sequence[int], attention_layer: int | None = None) -> list[Look]:
+        """The same of several layers that have as many tokens, all in one run and with one attention."""
+        layer = layers[0]
         images, grid = self._checked(images, layer)
         watched = layer if attention_layer is None else attention_layer
         other = self.grid(images.shape[2], images.shape[3], watched)
@@ -156,7 +161,8 @@ class Tower:
 
         with torch.no_grad(), eval_mode(self.model):
             with replaced_forward(asked, probed):
-                tokens, pooled, logits = self._follow(images, layer, grid)
+                found, pooled, logits = self._follow(images, layers, grid)
+            tokens = found[0]
             if len(probe.seen) != 1:
                 raise ValueError(
                     f"{type(asked).__name__} computed {len(probe.seen) or 'no'} visible attentions instead of one: it "
@@ -173,13 +179,14 @@ class Tower:
                 f"{type(asked).__name__} computed attention of shape {tuple(attention.shape)} for tokens "
                 f"{tuple(tokens.shape)}; only attention between tokens can be explained"
             )
-        return Look(tokens, F.pad(attention, (unseen, 0)) if unseen else attention, pooled, logits)
+        attention = F.pad(attention, (unseen, 0)) if unseen else attention
+        return [Look(tokens, attention, pooled, logits) for tokens in found]
 
     def split(self, images: Tensor, layer: int) -> Tensor:
         """g of f = h ∘ g: all tokens (B, T, d) of a layer."""
         images, grid = self._checked(images, layer)
         with eval_mode(self.model):
-            return self._follow(images, layer, grid)[0]
+            return self._follow(images, [layer], grid)[0][0]
 
     def resume(self, tokens: Tensor, layer: int, size: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
         """h of f = h ∘ g: pooled features and logits from the tokens of a layer, for images of `size`.
@@ -253,21 +260,29 @@ class Tower:
         """The module whose output are the tokens of a layer."""
         return self.norm if self.norm is not None and layer == self.layers - 1 else self.blocks[layer]
 
-    def _follow(self, images: Tensor, layer: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run the model; tokens of the layer, pooled features, logits."""
-        seen: list[Any] = []
-        with self._cut(layer).register_forward_hook(lambda _, __, output: seen.append(output)):
+    def _follow(
+        self, images: Tensor, layers: Sequence[int], grid: tuple[int, int]
+    ) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """Run the model; tokens of each of the layers, pooled features, logits."""
+        seen: dict[int, Any] = {}
+        with ExitStack() as stack:
+            for layer in layers:
+                hook = lambda _, __, output, layer=layer: seen.update({layer: output})  # noqa: E731
+                stack.enter_context(self._cut(layer).register_forward_hook(hook))
             pooled, logits = self._outputs(images)
-        if not seen:
+        return [self._tokens(seen.get(layer), layer, grid) for layer in layers], pooled, logits
+
+    def _tokens(self, output: Any, layer: int, grid: tuple[int, int]) -> Tensor:
+        if output is None:
             raise ValueError(f"layer {layer} did not run; if the model was changed, make its Backbone again")
-        tokens: Tensor = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+        tokens: Tensor = output[0] if isinstance(output, tuple) else output
         tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
         if tokens.shape[1] != grid[0] * grid[1] + self.prefix:
             raise ValueError(
                 f"layer {layer} gives {tokens.shape[1]} tokens, but {grid[0]} x {grid[1]} patches and "
                 f"{self.prefix} prefix tokens were expected"
             )
-        return tokens, pooled, logits
+        return tokens
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the model; pooled features and logits."""

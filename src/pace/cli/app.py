@@ -28,6 +28,7 @@ from pace.cli.output import (
     warnings_in_one_line,
 )
 from pace.cli.runs import Finished, Invocation
+from pace.progress import in_lines
 from pace.terminal import one_line
 
 
@@ -59,6 +60,7 @@ class Commands(TyperGroup):
         command = partial(super().main, arguments, standalone_mode=False, obj=invocation, **more)
         try:
             with (
+                in_lines(),
                 warnings_in_one_line(invocation.warnings, invocation.options, every=debug),
                 redirect_stdout(sys.stderr if json else sys.stdout),  # nothing but the document may be printed there
             ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,26 +15,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
+from pace.atomic import write_atomically
 from pace.cli.errors import Problem, line_of
-from pace.cli.options import FitOptions, HeadOptions, ImageOptions, LayerOptions
-from pace.cli.output import busy, say
+from pace.cli.options import FitOptions, HeadOptions, ImageOptions
+from pace.cli.output import busy, note, say
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
 from pace.files import DamagedFile, read_json
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from pace.backbones import Backbone, ModelChoice
     from pace.explainer import PACE
-    from pace.images import ImageSet
+    from pace.images import ByName, ImageSet
     from pace.observations import Observations
+    from pace.observing import ObservationStore
 
+    Loaded = tuple[nn.Module, Sequence[str] | None]  # a model and the names of its classes
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
 CONCEPTS, GALLERY = "concepts.safetensors", "gallery.json"  # of a run of `pace fit`
 _HEAD = "head.safetensors"
-_ORIGINAL, _PERTURBED = "original", "perturbed"  # folders of a run of `pace extract`
+_SEEN = "seen.json"  # which images a run kept observations of
+_ROOM = 16 << 30  # bytes of observations in main memory
 _HELD_OUT = 5  # one image in five
 
 
@@ -125,10 +131,18 @@ class OpenedModel:
         else:
             run.file(_HEAD).unlink(missing_ok=True)  # of an attempt with other options
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
+        run.record["model"] = self.record()
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
 
 
-def load_model(choice: ModelChoice) -> tuple[nn.Module, Sequence[str] | None]:
+def weights_of(model: Any) -> str:
+    """For ``run.json``, before the block is chosen: changes with the weights and the architecture."""
+    from pace.backbones.fingerprint import fingerprint
+
+    return fingerprint(getattr(model, "model", model))
+
+
+def load_model(choice: ModelChoice) -> Loaded:
     """The model and the names of its classes."""
     from pace.backbones import open_model
 
@@ -152,53 +166,130 @@ def say_what_was_recognised(choice: ModelChoice, model: Any) -> None:
         )
 
 
-def _open_at_layer(choice: ModelChoice, device: torch.device, **options: Any) -> OpenedModel:
+def _open_at_layer(
+    choice: ModelChoice, device: torch.device, loaded: Loaded | None = None, **options: Any
+) -> OpenedModel:
     """`options` are those of `open_backbone`."""
     from pace.backbones import open_backbone
+    from pace.backbones.libraries import describe
 
-    model, names = load_model(choice)
+    model, names = load_model(choice) if loaded is None else loaded
+    height, width = describe(model).preprocessing.size
+    note(f"{Path(choice.name).name}: images are taken at {height} x {width} pixels")
     backbone = open_backbone(model, choice, device, **options)
     name = str(located(str(choice.name)))
     opened = replace(choice, name=name, layer=backbone.layer, attention_layer=backbone.attention_layer)
     return OpenedModel(backbone, opened, names)
 
 
-def open_images_and_model(
-    images: ImageOptions, model: str, how: LayerOptions, head: HeadOptions, device: torch.device, batch_size: int
-) -> tuple[ImageSet, OpenedModel]:
-    """Images first: they open quickly, so a misspelt name is found before a large model is loaded."""
-    from pace.backbones import ModelChoice, choose_layer
+def _known_head(how: HeadOptions, images: ImageSet, model: nn.Module) -> tuple[nn.Module, Sequence[str]] | None:
+    """The head that needs no features, and its classes; says what cannot be, before the images go through the model."""
+    from pace.backbones.heads import HEADS, zero_shot_from_names
 
-    opened = open_images(images)
-    choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=say)
-    explained = _open_at_layer(ModelChoice(model, **asdict(how)), device, choose_layer=choose)
-    say_what_was_recognised(explained.choice, explained.backbone.model)
-    return opened, _with_head(explained, opened, head, batch_size)
-
-
-def _with_head(opened: OpenedModel, images: ImageSet, how: HeadOptions, batch_size: int) -> OpenedModel:
-    from pace.backbones.heads import HEADS, fit_head, pooled_features, zero_shot_from_names
-
-    backbone, names = opened.backbone, images.class_names
     if how.head is not None and how.classes is not None:
         raise Problem("--head and --classes each make the predictions; leave one out")
-    if how.classes is not None:
-        lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
-        names = [line.strip() for line in lines if line.strip()]
-        head = zero_shot_from_names(backbone.model, names)
-    elif how.head is not None:
-        if how.head not in HEADS:
-            raise Problem(f"--head {how.head}: expected {', '.join(HEADS)}")
-        if how.head != "clusters" and images.labels is None:  # before the images go through the model
-            raise Problem(f"--head {how.head}: needs labels; expected a dataset or a folder of class folders")
-        head = fit_head(how.head, pooled_features(backbone, images, batch_size), images.labels)
-        if how.head == "clusters":
-            names = [f"cluster {number}" for number in range(1, len(head.bias) + 1)]  # type: ignore[arg-type]
-            say(f"predictions are {len(names)} clusters of the model's own features, not classes of yours")
-    else:
-        return opened
-    backbone.head = head.to(backbone.device)
-    return replace(opened, class_names=names)
+    if how.head is not None and how.head not in HEADS:
+        raise Problem(f"--head {how.head}: expected {', '.join(HEADS)}")
+    if how.head not in (None, "clusters") and images.labels is None:
+        raise Problem(f"--head {how.head}: needs labels; expected a dataset or a folder of class folders")
+    if how.classes is None:
+        return None
+    lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
+    names = [line.strip() for line in lines if line.strip()]
+    return zero_shot_from_names(model, names), names
+
+
+def _fitted_head(how: HeadOptions, images: ImageSet, features: Tensor) -> tuple[nn.Module, Sequence[str] | None]:
+    from pace.backbones.heads import fit_head
+
+    with busy("fitting the head"):
+        head = fit_head(str(how.head), features, images.labels)
+    if how.head != "clusters":
+        return head, images.class_names
+    names = [f"cluster {number}" for number in range(1, len(head.bias) + 1)]  # type: ignore[arg-type]
+    say(f"predictions are {len(names)} clusters of the model's own features, not classes of yours")
+    return head, names
+
+
+def _with_head(opened: OpenedModel, found: tuple[nn.Module, Sequence[str] | None]) -> OpenedModel:
+    opened.backbone.head = found[0].to(opened.backbone.device)
+    return replace(opened, class_names=found[1])
+
+
+def open_streamed(
+    images: ImageOptions,
+    opened: ImageSet,
+    choice: ModelChoice,
+    loaded: Loaded,
+    how: HeadOptions,
+    device: torch.device,
+    batch_size: int,
+) -> OpenedModel:
+    """For sets that are not kept: the block is chosen and the head fitted in passes of their own."""
+    from pace.backbones import choose_layer
+    from pace.backbones.heads import pooled_features
+
+    head: tuple[nn.Module, Sequence[str] | None] | None = _known_head(how, opened, loaded[0])
+    choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=note)
+    explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
+    say_what_was_recognised(explained.choice, explained.backbone.model)
+    if how.head is not None:
+        head = _fitted_head(how, opened, pooled_features(explained.backbone, opened, batch_size))
+    return explained if head is None else _with_head(explained, head)
+
+
+def observe_once(
+    run: Run,
+    images: ImageOptions,
+    opened: ImageSet,
+    choice: ModelChoice,
+    loaded: Loaded,
+    how: HeadOptions,
+    pairs: bool,
+    device: torch.device,
+    batch_size: int,
+) -> tuple[OpenedModel, Views]:
+    """Decode every image once and run the model once on it and its perturbed view, into the run's folder.
+
+    The block is chosen and the head is fitted by what is seen in that one pass.
+    """
+    import torch
+
+    from pace.backbones.heads import save_head
+    from pace.backbones.layers import Blocks, look_for_layer
+    from pace.observing.extract import observe_into
+
+    named, pooled = _known_head(how, opened, loaded[0]), how.head is not None
+    known = None
+
+    def choose(model: nn.Module) -> int:
+        nonlocal known
+        head = None if named is None else named[0].to(device)
+        told: Any = {"report": note, "count_cls": choice.count_cls, "head": head, "pooled": pooled}
+        layer, known = look_for_layer(model, opened, images.seed, batch_size, **told)
+        return layer
+
+    explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
+    say_what_was_recognised(explained.choice, explained.backbone.model)
+    explained = explained if named is None else _with_head(explained, named)
+    backbone = explained.backbone
+    watched: Any = Blocks(backbone, pooled=True) if pooled else backbone
+    perturb = _perturbation(images.seed, opened) if pairs else None
+    seen, *_ = observe_into(run.folder, watched, opened, perturb, batch_size, known)
+    write_atomically(run.file(_SEEN), json.dumps(opened.keys()).encode())
+    if pooled:
+        features = torch.from_numpy(np.asarray(seen.predictions))
+        explained = _with_head(explained, _fitted_head(how, opened, features))
+        save_head(backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+    run.record["model"] = explained.record()
+    run.save()  # further fits may use it, whatever becomes of this one
+    return explained, kept_views(run, pairs)
+
+
+def _perturbation(seed: int, images: ImageSet) -> ByName:
+    from pace.images import ByName, Perturbation
+
+    return ByName(Perturbation(seed), images.names)
 
 
 def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> OpenedModel:
@@ -219,37 +310,83 @@ def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> Op
     return replace(model, class_names=kept["class_names"])
 
 
-def observe_images(
-    backbone: Backbone, images: ImageSet, pairs: bool, seed: int, batch_size: int, store: Run | None = None
-) -> Views:
-    """In memory, or in the folder of a run."""
-    from pace.observing.extract import observe, observe_pair
-
-    if pairs:
-        folder = None if store is None else store.folder
-        return _checked(*observe_pair(backbone, images, seed=seed, batch_size=batch_size, store=folder))
-    folder = None if store is None else store.file(_ORIGINAL)
-    return _checked(observe(backbone, images, batch_size=batch_size, store=folder))
-
-
 def stream_images(backbone: Backbone, images: ImageSet, pairs: bool, seed: int, batch_size: int, keep: bool) -> Views:
     """Computed when they are needed, and again each time unless `keep`."""
     from pace.observing.streaming import stream, stream_pair
 
     if pairs:
-        return _checked(*stream_pair(backbone, images, seed=seed, batch_size=batch_size, keep=keep))
+        perturb = _perturbation(seed, images)
+        return _checked(*stream_pair(backbone, images, perturb=perturb, batch_size=batch_size, keep=keep))
     return _checked(stream(backbone, images, batch_size=batch_size, keep=keep))
 
 
-def read_extracted(run: Run, pairs: bool) -> Views:
-    """Those of a `pace extract`."""
+def source_of(run: Run) -> Run:
+    """The run that observed the images a fit learned from: itself, or the one named with --observations."""
+    given = run.record["configuration"].get("observations")
+    return run if given is None else source_of(open_run(given, "fit", "extract"))
+
+
+def _stores(run: Run) -> list[ObservationStore]:
+    """Of the images as they are and perturbed, as far as they were kept."""
+    from pace.observing.extract import ORIGINAL, PERTURBED
     from pace.observing.store import ObservationStore
 
-    stores = [ObservationStore.open(run.file(name)) for name in (_ORIGINAL, _PERTURBED) if run.file(name).is_dir()]
+    return [ObservationStore.open(run.file(name)) for name in (ORIGINAL, PERTURBED) if run.file(name).is_dir()]
+
+
+def kept_views(run: Run, pairs: bool) -> Views:
+    """The observations that a run kept."""
+    from pace.backbones.heads import load_head
+
+    stores = _stores(run)
     if not stores or not all(store.complete for store in stores):
-        again = f"pace extract --config {run.folder / 'run.json'} --out {run.folder}"
-        raise Problem(f"{run.folder} is not complete; `{again}` resumes it")
-    return _checked(*(store.observations() for store in (stores if pairs else stores[:1])))
+        again = f"pace {run.record['command']} --config {run.folder / 'run.json'} --out {run.folder}"
+        raise Problem(f"{run.folder} has no complete observations; `{again}` makes them")
+    head = load_head(run.file(_HEAD)) if run.file(_HEAD).is_file() else None
+    return _checked(*(store.observations(head) for store in (stores if pairs else stores[:1])))
+
+
+def _seen(run: Run) -> list[str]:
+    keys: list[str] = read_json(run.file(_SEEN), [str], "delete it, and the images are observed again")
+    return keys
+
+
+def has_kept(run: Run) -> bool:
+    return run.file(_SEEN).is_file()
+
+
+def kept_bytes(run: Run) -> int:
+    from pace.observing.extract import ORIGINAL, PERTURBED
+
+    return sum(file.stat().st_size for name in (ORIGINAL, PERTURBED) for file in run.file(name).glob("*"))
+
+
+def discard(run: Run) -> None:
+    """Delete the observations that a run kept."""
+    from pace.observing.extract import ORIGINAL, PERTURBED
+
+    run.file(_SEEN).unlink(missing_ok=True)
+    for name in (ORIGINAL, PERTURBED):
+        shutil.rmtree(run.file(name), ignore_errors=True)
+
+
+def in_memory(views: Views, device: torch.device) -> Views:
+    """On a GPU if it has room for them, else in main memory, else on disk as they are."""
+    import torch
+
+    from pace.model.feeding import bytes_per_image
+    from pace.observing.extract import gathered
+
+    size = sum(len(view) * bytes_per_image(view) for view in views if view is not None)
+    if device.type == "cuda" and size < torch.cuda.mem_get_info(device)[0] / 2:
+        where: str | torch.device = device
+    elif 2 * size < _ROOM:  # in float32
+        where = "cpu"
+    else:
+        return views
+    first, second = (None if view is None else gathered([(slice(None), view)], where) for view in views)
+    assert first is not None
+    return first, second
 
 
 def _checked(observations: Observations, perturbed: Observations | None = None) -> Views:
@@ -271,6 +408,14 @@ def read_gallery(run: Run, concepts: int) -> list[list[str]]:
     return names
 
 
+def _same_views(run: Run, seed: int, pairs: bool) -> bool:
+    """Whether a run's images were perturbed as they would be now, if that matters."""
+    from pace.images import ByName, Perturbation
+
+    wanted = ByName(Perturbation(seed), ()).fingerprint()
+    return not pairs or any(store.fingerprint["perturbation"] == wanted for store in _stores(run))
+
+
 @dataclass(frozen=True)
 class FitRun:
     run: Run
@@ -283,6 +428,38 @@ class FitRun:
         """How many concepts are in use, and in which run."""
         total, empty = len(self.concepts.means_), len(self.concepts.empty_concepts_)
         return f"{total - empty} of {total} concepts in use of {self.run.folder}"
+
+    def observe(
+        self, images: ImageSet, pairs: bool, run: Run, seed: int = 0, batch_size: int = 64, others: Sequence[Run] = ()
+    ) -> Views:
+        """Observations of the images: what this fit or the other runs kept is read, the rest is observed, into `run`."""
+        from pace.observing.extract import gathered, observe_into
+
+        keys = images.keys()
+        left = dict(zip(keys, range(len(images)), strict=True))
+        parts: list[tuple[list[int], Sequence[Any]]] = []
+        for other in (source_of(self.run), *others):
+            if not has_kept(other) or not _same_views(other, seed, pairs):
+                continue
+            rows = {key: row for row, key in enumerate(_seen(other)) if key in left}
+            if rows:
+                views = kept_views(other, pairs)
+                parts.append(([left.pop(key) for key in rows], [view and view[list(rows.values())] for view in views]))
+        if left:
+            unseen = images.subset(left.values())
+            perturb = _perturbation(seed, unseen) if pairs else None
+            fresh = observe_into(run.folder, self.model.backbone, unseen, perturb, batch_size)
+            parts.append((list(left.values()), fresh))
+            write_atomically(run.file(_SEEN), json.dumps(list(left)).encode())
+        if len(left) < len(images):
+            note(f"{len(images) - len(left)} of {len(images)} images were seen before")
+        return _checked(*(gathered([(rows, views[n]) for rows, views in parts]) for n in range(1 + pairs)))
+
+    def evaluations(self, given: str | None = None) -> list[Run]:
+        """The runs of `pace evaluate` of this fit in runs/, or the one given if it is of this fit."""
+        runs = all_runs("evaluate") if given is None else [open_run(given, "evaluate")]
+        ours = str(self.run.folder.resolve())
+        return [run for run in runs if run.record["configuration"]["fit_run"] == ours and run.record["results"]]
 
     def gallery(self) -> list[list[str]]:
         """For every concept the names of the images that show it best."""

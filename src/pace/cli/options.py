@@ -81,6 +81,9 @@ _IMAGES = _images_option(
 )
 _SPLIT = _images_option(help="Such as train or test.", show_default="train; test to evaluate and report")
 DataRoot = Annotated[str | None, _images_option(metavar="FOLDER", help="The folder with flower, cars or cub.")]
+Keep = Annotated[
+    bool, _images_option("--keep/--no-keep", help="Keep what the model saw in the run, for later commands.")
+]
 SkipUnreadable = Annotated[bool, _images_option("--skip-unreadable", help="Leave out images that cannot be read.")]
 MaxPixels = Annotated[
     int | None,

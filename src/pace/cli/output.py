@@ -6,13 +6,15 @@ import json
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pace.cli.errors import with_options_named
+from pace.progress import stage_line
 from pace.terminal import CleanConsole, one_line, visible
 
 if TYPE_CHECKING:
@@ -82,11 +84,21 @@ def show_scores(scores: Scores, every: bool = False) -> None:
     say()
 
 
-def busy(what: str) -> AbstractContextManager[Any]:
-    """A spinner on a terminal, for steps without a progress bar."""
+def note(text: str) -> None:
+    """A line on standard error about what is being done."""
+    stage_line(text)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """For a step without a progress bar: a spinner on a terminal, and a line if it took long."""
     from rich.text import Text  # a string would be read as markup
 
-    return console(stderr=True).status(Text(f"{what} …")) if on_terminal(sys.stderr) else nullcontext()
+    began = time.monotonic()
+    with console(stderr=True).status(Text(f"{what} …")) if on_terminal(sys.stderr) else nullcontext():
+        yield
+    if (seconds := time.monotonic() - began) > 1:
+        note(f"{what}: {seconds:.1f} s")
 
 
 @contextmanager

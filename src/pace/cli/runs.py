@@ -37,8 +37,9 @@ _MODEL = {"name": str, "architecture": str | None, "image_size": int | None, "no
           "fingerprint": str, "class_names": list | None}  # fmt: skip
 _REMEDY = "delete its folder, and run the command again"
 _NO_MATTER = ("device", "memory", "batch_size", "checkpoint_every")  # options that change rounding at most
+_PARTS = {"model": "weights", "images": "images", "fit": "fit"}  # of a record that its results depend on
 _ADDS = ("extract", "benchmark")  # commands that compute only what their folder lacks
-_NOT_RECORDED = ("out", "config", "json", "debug", "every")  # options that do not change the results
+_NOT_RECORDED = ("out", "config", "json", "debug", "every", "keep")  # options that do not change the results
 # Options that may name a file or folder.
 _PATHS = {"images", "data_root", "model", "moved", "backbone", "classes"}
 _PATHS |= {"fit_run", "observations", "evaluation", "pictures", "add"}
@@ -134,7 +135,7 @@ def read_record(path: Path) -> dict[str, Any]:
         datetime.fromisoformat(record["started"])
         if "images" in record:
             expect(record["images"], _IMAGES, "images")
-        if record["command"] in ("fit", "extract"):
+        if "model" in record and record["command"] in ("fit", "extract"):  # known once the images were observed
             expect(record["model"], _MODEL, "model")
     return record
 
@@ -156,9 +157,7 @@ def earlier_results(ctx: typer.Context, folder: Path, about: dict[str, Any]) -> 
 
     def facts(record: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in record["configuration"].items() if name not in _NO_MATTER}
-        known = ("fingerprint", "layer", "attention_layer", "count_cls", "name", "architecture", "image_size")
-        model = {name: record.get("model", {}).get(name) for name in known}
-        return own | {"the model": model, "the images": record.get("images"), "the fit": record.get("fit")}
+        return own | {f"the {name}": record.get(part) for name, part in _PARTS.items()}
 
     old, new = facts(earlier), facts(json.loads(as_json({"configuration": _configuration(ctx), **about})))
     for name in sorted(old.keys() | new.keys(), key=lambda name: name.startswith("the ")):
@@ -171,11 +170,12 @@ def earlier_results(ctx: typer.Context, folder: Path, about: dict[str, Any]) -> 
     return results
 
 
-def open_run(path: str, command: str) -> Run:
+def open_run(path: str, *commands: str) -> Run:
     folder = Path(path).expanduser()
     record = read_record(folder)
-    if record["command"] != command:
-        raise Problem(f"{path} is a run of `pace {record['command']}`; expected one of `pace {command}`")
+    if record["command"] not in commands:
+        expected = " or ".join(f"`pace {command}`" for command in commands)
+        raise Problem(f"{path} is a run of `pace {record['command']}`; expected one of {expected}")
     return Run(folder if folder.is_dir() else folder.parent, record)
 
 

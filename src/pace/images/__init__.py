@@ -5,7 +5,7 @@ from pace.images.color import COLOR_NAMES, Color
 from pace.images.datasets import CUB, Cars, Flower, Folder, open_images
 from pace.images.decoding import UnreadableImageError, decode
 from pace.images.imageset import ImageFiles, ImageSet
-from pace.images.perturb import AUGMENT_SEED, Perturb, Perturbation
+from pace.images.perturb import AUGMENT_SEED, ByName, Perturb, Perturbation
 from pace.images.preparation import PreprocessingLike, normalize, prepare, prepare_points, to_float
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "COLOR_NAMES",
     "CUB",
     "Birds",
+    "ByName",
     "Cars",
     "Color",
     "Flower",

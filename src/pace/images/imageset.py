@@ -63,6 +63,10 @@ class ImageSet(ABC):
     def fingerprint(self) -> str:
         """Short hex string that changes when the images do."""
 
+    def keys(self) -> list[str]:
+        """One short string per image, the same in any set that has this very image."""
+        return [self.subset([number]).fingerprint() for number in range(len(self))]
+
     def subset(self, indices: Iterable[int]) -> Self:
         """The same set with only these images, in this order."""
         part = copy.copy(self)
@@ -134,6 +138,11 @@ class ImageFiles(ImageSet):
     def fingerprint(self) -> str:
         stats = ((name, os.stat(self.path(name))) for name in self.names)
         return short_hash((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+    def keys(self) -> list[str]:
+        root = self.folder.resolve()
+        stats = ((str(root / name), os.stat(self.path(name))) for name in self.names)
+        return [short_hash([path, stat.st_size, stat.st_mtime_ns]) for path, stat in stats]
 
 
 def short_hash(parts: Iterable[object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -35,8 +35,9 @@ def decoded(
     preprocessing: PreprocessingLike,
     workers: int | None = None,
     for_gpu: bool = False,
+    ready: Mapping[int, Tensor] | None = None,
 ) -> Batches:
-    """Every chunk of image numbers with its batch of resized images (B, 3, H, W), as uint8.
+    """Every chunk of image numbers with its batch of resized images (B, 3, H, W), as uint8; some may be `ready`.
 
     Threads decode for a model on the CPU. A GPU is faster than Python's lock lets threads be, so for many images it gets
     processes, on Linux, where they start quickly and need no `if __name__ == "__main__"` in the user's script.
@@ -45,6 +46,8 @@ def decoded(
     workers = workers or min(processors, _GPU_WORKERS if for_gpu else _CPU_WORKERS)
 
     def load(row: int) -> Tensor:
+        if ready is not None and row in ready:
+            return ready[row]
         return resize_and_crop(images[row], preprocessing)
 
     by = by_processes if for_gpu and sys.platform == "linux" and len(images) >= _MANY else by_threads

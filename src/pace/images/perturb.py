@@ -136,6 +136,26 @@ class Perturbation:
         return short_hash(["Perturbation", _RECIPE, self.seed, stages])
 
 
+@dataclass(frozen=True)
+class ByName:
+    """A perturbation whose draws depend on an image's name, not its number, so that it is the same in every subset."""
+
+    perturbation: Perturbation
+    names: Sequence[str]
+
+    def __call__(self, batch: Tensor, indices: Indices) -> Tensor:
+        return self.perturbation(batch, self._of(indices))
+
+    def crops(self, indices: Indices, size: tuple[int, int]) -> NDArray[np.float32]:
+        return self.perturbation.crops(self._of(indices), size)
+
+    def fingerprint(self) -> str:
+        return f"{self.perturbation.fingerprint()}, by name"
+
+    def _of(self, indices: Indices) -> list[str]:
+        return [self.names[int(number)] for number in indices]
+
+
 def _key(item: object) -> int:
     if isinstance(item, str):
         return int.from_bytes(hashlib.blake2b(item.encode(), digest_size=8).digest(), "big")

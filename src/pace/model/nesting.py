@@ -52,7 +52,7 @@ class Nest:
         """u (B, J, r) and v (B, J, q)."""
         share = attention / attention.sum(1, keepdim=True)
         both = (embeddings - offset) @ torch.cat([self.to_parts, self.to_kinds], 1)
-        u, v = both.split([self.to_parts.shape[1], self.to_kinds.shape[1]], 2)
+        u, v = both.tensor_split([self.to_parts.shape[1]], 2)
         return u - torch.bmm(share[:, None], u), v.contiguous()
 
     def of_parts(self, values: Tensor) -> Tensor:

@@ -12,20 +12,33 @@ from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pace.images import Perturb, Perturbation, normalize
+from pace.images import ImageSet, Perturb, Perturbation, normalize
 from pace.images.imageset import OnError
 from pace.images.perturb import Indices
-from pace.observations import Batch, Observations
+from pace.observations import Batch, Device, Observations, Rows
 from pace.observing.pipeline import Behind, uploaded
 from pace.observing.sources import BackboneLike, Images, Source, open_source
 from pace.observing.store import Index, StoreWriter, check, extremes
 from pace.progress import progress as progress_bar
+
+_READ = 256  # images read from a store at a time
+ORIGINAL, PERTURBED = "original", "perturbed"  # folders of the two views
+
+
+class Known(NamedTuple):
+    """Images that are decoded already and were seen as they are: their places by number, pixels (uint8), observations."""
+
+    places: dict[int, int]
+    pixels: Tensor
+    seen: Observations
+
 
 _View = tuple[Perturb | None, Path | None]  # how the images are perturbed, and the folder their observations go to
 
@@ -90,9 +103,47 @@ def observe_pair(
     The other options are those of `observe`.
     """
     source = open_source(images, backbone, batch_size, workers, data_root, split, on_error)
-    original, perturbed = (None, None) if store is None else (Path(store) / "original", Path(store) / "perturbed")
+    original, perturbed = (None, None) if store is None else (Path(store) / ORIGINAL, Path(store) / PERTURBED)
     first, second = _extract(backbone, source, [(None, original), (perturbation(perturb, seed), perturbed)], progress)
     return first, second
+
+
+def observe_into(
+    folder: Path,
+    backbone: BackboneLike,
+    images: ImageSet,
+    perturb: Perturb | None,
+    batch_size: int,
+    known: Known | None = None,
+) -> list[Observations]:
+    """The images as they are and, with `perturb`, perturbed, in `ORIGINAL` and `PERTURBED` of the folder, decoded once.
+
+    What is there already is not computed again, nor is what is `known` of some.
+    """
+    ready = None if known is None else {row: known.pixels[place] for row, place in known.places.items()}
+    source = open_source(images, backbone, batch_size, None, None, "train", "raise", ready)
+    views: list[_View] = [(None, folder / ORIGINAL)]
+    if perturb is not None:
+        views.append((perturb, folder / PERTURBED))
+    return _extract(backbone, source, views, None, known)
+
+
+def gathered(parts: Sequence[tuple[Rows, Observations]], device: Device = None) -> Observations:
+    """Parts of a set, with their numbers in it, as one in memory; on a GPU in the precision they are kept in."""
+    total, crops, arrays = sum(len(seen) for _, seen in parts), [], None
+    dtype = None if torch.device(device or "cpu").type == "cuda" else torch.float32
+    places = [np.arange(total)[rows] for rows, _ in parts]
+    for numbers, (_, seen) in zip(places, parts, strict=True):
+        for some, batch in seen.batches(_READ, device, dtype):
+            if arrays is None:
+                arrays = batch.map(lambda part: part.new_empty(total, *part.shape[1:]))
+            arrays.put(numbers[some], batch)
+        crops.append(None if seen.crops is None else np.asarray(seen.crops))
+    first = parts[0][1]
+    known = [part for part in crops if part is not None]
+    moved = np.concatenate(known)[np.concatenate(places).argsort()] if len(known) == len(crops) else None
+    assert arrays is not None
+    return Observations(*arrays, first.grid, first.prefix_tokens, crops=moved, check=False)
 
 
 def perturbation(perturb: Perturb | bool, seed: int) -> Perturb:
@@ -110,7 +161,7 @@ def crops_of(perturb: Perturb | None, indices: Indices, size: tuple[int, int]) -
 
 
 def _extract(
-    backbone: BackboneLike, source: Source, views: Sequence[_View], progress: bool | None
+    backbone: BackboneLike, source: Source, views: Sequence[_View], progress: bool | None, known: Known | None = None
 ) -> list[Observations]:
     if source.shuffles and any(perturb or store for perturb, store in views):
         raise ValueError("images: this DataLoader shuffles, so a second pass would differ; pass shuffle=False")
@@ -119,7 +170,8 @@ def _extract(
         gaps = [sink.gaps for sink in sinks]
         spans = _spans(gaps)
         done = 0 if source.total is None else source.total - sum(len(span) for span in spans)
-        advance = stack.enter_context(progress_bar("observing", source.total, progress, done))
+        title = "observing" if len(views) == 1 else "observing both views"
+        advance = stack.enter_context(progress_bar(title, source.total, progress, done))
         behind = stack.enter_context(Behind(backbone.device))
         for rows, upload in stack.enter_context(closing(uploaded(source.batches(spans), backbone.device))):
             batch = upload()
@@ -128,11 +180,27 @@ def _extract(
                     numbers = torch.as_tensor(rows)
                     view = batch if perturb is None else perturb(batch, numbers)
                     crops = crops_of(perturb, numbers, (batch.shape[2], batch.shape[3]))
-                    result = backbone(normalize(view, backbone.preprocessing))
+                    result = _seen(backbone, view, rows, None if perturb else known)
                     behind.keep(partial(sink.append, rows[0], crops=crops), result, extremes(result.embeddings))
             advance(len(batch))
         behind.wait()
         return [sink.finish(source.total) for sink in sinks]
+
+
+def _seen(backbone: BackboneLike, view: Tensor, rows: Sequence[int], known: Known | None) -> Batch:
+    """What the backbone says about a batch; only images that are not known go through it."""
+    places = {} if known is None else known.places
+    old = [number for number, row in enumerate(rows) if row in places]
+    new = [number for number, row in enumerate(rows) if row not in places]
+    if known is None or not old:
+        return backbone(normalize(view, backbone.preprocessing))
+    before = known.seen.batch([places[rows[number]] for number in old], view.device)
+    if not new:
+        return before
+    batch = before.map(lambda part: part.new_empty(len(rows), *part.shape[1:]))
+    batch.put(old, before)
+    batch.put(new, backbone(normalize(view[new], backbone.preprocessing)))
+    return batch
 
 
 def _sink(
@@ -140,8 +208,9 @@ def _sink(
 ) -> AbstractContextManager[_Memory | StoreWriter]:
     """Where the observations of a view go."""
     grid, prefix_tokens = backbone.grid(*source.size), backbone.prefix_tokens
+    pooled = getattr(backbone, "gives_pooled", False)  # features in place of predictions
     if store is None:
-        return nullcontext(_Memory(source.total, grid, prefix_tokens))
+        return nullcontext(_Memory(source.total, grid, prefix_tokens, pooled))
     if perturb is not None and not hasattr(perturb, "fingerprint"):
         raise ValueError("perturb: needs a method fingerprint() for its observations to be stored")
     facts = {
@@ -151,7 +220,7 @@ def _sink(
         "images": source.fingerprint(),
         "perturbation": "none" if perturb is None else perturb.fingerprint(),
     }
-    return StoreWriter(store, Index(facts, source.total, grid, prefix_tokens))
+    return StoreWriter(store, Index(facts, source.total, grid, prefix_tokens), pooled=pooled)
 
 
 def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
@@ -163,14 +232,14 @@ def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
 class _Memory:
     """Observations in memory, filled batch by batch, as a `StoreWriter` is."""
 
-    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int) -> None:
+    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int, pooled: bool) -> None:
         self.gaps = [range(sys.maxsize if total is None else total)]
         self._total, self._count = total, 0
-        self._grid, self._prefix_tokens = grid, prefix_tokens
+        self._grid, self._prefix_tokens, self._pooled = grid, prefix_tokens, pooled
         self._crops: list[NDArray[np.float32]] = []
 
     def append(self, start: int, batch: Batch, bounds: Tensor, crops: NDArray[np.float32] | None) -> None:
-        check(start, batch, bounds, self._grid, self._prefix_tokens, crops)
+        check(start, batch, bounds, self._grid, self._prefix_tokens, crops, self._pooled)
         stop = start + len(batch.attention)
         if self._count == 0:
             self._arrays = batch.map(lambda part: new_memory((self._total or stop, *part.shape[1:]), part.dtype))

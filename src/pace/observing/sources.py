@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -57,7 +57,9 @@ def open_source(
     data_root: str | os.PathLike[str] | None,
     split: str,
     on_error: OnError,
+    ready: Mapping[int, Tensor] | None = None,
 ) -> Source:
+    """`ready` are images of a set that are decoded already, by number."""
     if batch_size < 1:
         raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
     if isinstance(images, (str, os.PathLike)):
@@ -67,7 +69,7 @@ def open_source(
     if isinstance(images, DataLoader):
         return _from_loader(images)
     if isinstance(images, ImageSet):
-        return _from_set(images, backbone, batch_size, workers)
+        return _from_set(images, backbone, batch_size, workers, ready)
     raise ValueError(
         f"images: expected a tensor, a DataLoader, an ImageSet, a folder or a dataset's name; found {type(images).__name__}"
     )
@@ -77,10 +79,12 @@ def _chunks(spans: Sequence[range], size: int) -> list[range]:
     return [span[start : start + size] for span in spans for start in range(0, len(span), size)]
 
 
-def _from_set(images: ImageSet, backbone: BackboneLike, batch_size: int, workers: int | None) -> Source:
+def _from_set(
+    images: ImageSet, backbone: BackboneLike, batch_size: int, workers: int | None, ready: Mapping[int, Tensor] | None
+) -> Source:
     def batches(spans: Sequence[range]) -> Batches:
         for_gpu = backbone.device.type == "cuda"
-        return decoded(images, _chunks(spans, batch_size), backbone.preprocessing, workers, for_gpu)
+        return decoded(images, _chunks(spans, batch_size), backbone.preprocessing, workers, for_gpu, ready)
 
     size = backbone.preprocessing.size
     return Source(size, len(images), lambda: f"{len(images)} images, {images.fingerprint()}", batches)

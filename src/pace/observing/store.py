@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from mmap import ACCESS_READ, mmap
@@ -37,6 +37,7 @@ from pace.files import LOCK, DamagedFile, locked, read_json, reading
 from pace.observations import Batch, Observations
 
 SHARD_BYTES = 32 << 20  # what a kill may cost, and what a writer holds in memory
+_AT_ONCE = 1024  # images whose predictions are made together
 _FLOAT16_MAX = 65504.0
 _FORMAT = {"format": "pace-observations", "version": 1}
 _PATTERN = {**_FORMAT, "fingerprint": {str: str}, "total": int | None, "grid": list | None, "prefix_tokens": int,
@@ -175,15 +176,25 @@ class ObservationStore:
         """Whether every image is there; never before the end when the number of images was unknown."""
         return not self._index.gaps()
 
-    def observations(self) -> Observations:
-        """The finished images as `Observations` that are read from disk batch by batch."""
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What the observations are of."""
+        return self._index.fingerprint
+
+    def observations(self, head: Callable[[Tensor], Tensor] | None = None) -> Observations:
+        """The finished images as `Observations` that are read from disk batch by batch.
+
+        Where pooled features were kept in place of predictions, `head` makes logits of them; without it they are left as
+        they are.
+        """
         if not self.shards:
             raise ValueError(f"{self.path} has no finished shard yet")
         if holes := [gap for gap in self._index.gaps() if gap.start < self.shards[-1].start]:
             missing = f"images {holes[0].start} to {holes[0].stop - 1}"
             raise ValueError(f"{self.path} lacks {missing}; run the extraction again to fill them in")
         layouts = [_layout(self.path / shard.file, shard.images) for shard in self.shards]
-        arrays, numbers, whole = {}, np.arange(self.shards[-1].stop), set[int]()
+        arrays: dict[str, Any] = {}
+        numbers, whole = np.arange(self.shards[-1].stop), set[int]()
         with reading(self.path / "index.json", "delete the folder and run the extraction again"):
             for name in set(layouts[0]).intersection(*layouts):  # only pairs have crops
                 row = layouts[0][name][1]
@@ -191,6 +202,12 @@ class ObservationStore:
                     raise ValueError(f"{name} have another shape in another shard")
                 dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
                 arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers, whole)
+            if (features := arrays.pop("pooled", None)) is not None:
+                arrays["predictions"] = features
+                if head is not None:
+                    with torch.no_grad():
+                        parts = torch.split(torch.from_numpy(np.asarray(features)), _AT_ONCE)
+                        arrays["predictions"] = torch.cat([head(part).softmax(-1) for part in parts])
             return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
 
     def verify(self) -> None:
@@ -221,8 +238,10 @@ class StoreWriter:
     batches of an uninterrupted one, and its values are the same bit for bit.
     """
 
-    def __init__(self, path: str | os.PathLike[str], index: Index, shard_bytes: int = SHARD_BYTES) -> None:
-        self.path, self._index, self._shard_bytes = Path(path), index, shard_bytes
+    def __init__(
+        self, path: str | os.PathLike[str], index: Index, shard_bytes: int = SHARD_BYTES, pooled: bool = False
+    ) -> None:
+        self.path, self._index, self._shard_bytes, self._pooled = Path(path), index, shard_bytes, pooled
         self._waiting: list[dict[str, Tensor]] = []
         self._start = 0  # number of the first image that is waiting
 
@@ -257,11 +276,13 @@ class StoreWriter:
     ) -> None:
         """Add the images from number `start` on; `bounds` are the `extremes` of the embeddings, if known already."""
         bounds = extremes(batch.embeddings) if bounds is None else bounds
-        check(start, batch, bounds, self._index.grid, self._index.prefix_tokens, crops)
+        check(start, batch, bounds, self._index.grid, self._index.prefix_tokens, crops, self._pooled)
         narrow = bounds.abs().max() <= _FLOAT16_MAX
         kinds = {"embeddings": torch.float16 if narrow else torch.float32}
         parts = {name: part for name, part in batch._asdict().items() if part is not None}
         tensors = {name: part.detach().to("cpu", kinds.get(name, torch.float32)) for name, part in parts.items()}
+        if self._pooled:
+            tensors["pooled"] = tensors.pop("predictions")
         if crops is not None:
             tensors["crops"] = torch.from_numpy(crops)
         if start != self._start + sum(len(part["attention"]) for part in self._waiting):
@@ -313,10 +334,11 @@ def check(
     grid: tuple[int, int] | None,
     prefix_tokens: int,
     crops: npt.NDArray[np.float32] | None,
+    pooled: bool = False,
 ) -> None:
     """The checks of `Observations` on the batch from image `start` on; `bounds` are its `extremes`."""
     try:
-        Observations(bounds, batch.attention, batch.predictions, grid, prefix_tokens, crops=crops)
+        Observations(bounds, batch.attention, None if pooled else batch.predictions, grid, prefix_tokens, crops=crops)
     except ValueError as error:
         raise ValueError(f"in the batch from image {start} on: {error}") from error
 

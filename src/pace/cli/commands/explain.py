@@ -11,7 +11,7 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem, line_of
-from pace.cli.opening import FitRun, allow, open_fit, reopen_images
+from pace.cli.opening import FitRun, allow, discard, open_fit, reopen_images
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
 from pace.naming import class_titles
@@ -63,7 +63,7 @@ def explain(
         explained = results["images"]
         shown = images.subset(range(min(len(images), _REPORTED)))
         concepts = [row["concept"] for picture in explained[: len(shown)] for row in _rows(picture)]
-        _write(run, found, shown, concepts, fit.batch_size, level)
+        _write(run, found, shown, observed, concepts, fit.batch_size, level)
     for picture in explained[:_PRINTED]:
         _show(picture, level, class_titles(found.model.class_names or ()))
     if len(explained) > _PRINTED:
@@ -146,20 +146,33 @@ def _rows(picture: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _write(run: Run, fit: FitRun, images: ImageSet, concepts: Sequence[int], batch_size: int, level: float) -> None:
+def _write(
+    run: Run,
+    fit: FitRun,
+    images: ImageSet,
+    observed: Observations,
+    concepts: Sequence[int],
+    batch_size: int,
+    level: float,
+) -> None:
     """A figure and a report of the pictures, together with the images of the fit that show the same concepts best."""
-    from pace.observing.extract import observe
+    from pace.observing.extract import gathered
     from pace.showing import figures
     from pace.showing.report import write_report
 
     title = f"What the transformer sees in {images.names[0] if len(images) == 1 else f'{len(images)} pictures'}"
-    drawn = range(min(len(images), _DRAWN))
+    drawn, own = range(min(len(images), _DRAWN)), range(len(images))
     try:
-        images = _with_examples(fit, images, concepts)
+        examples = _examples(fit, concepts)
+        seen, _ = fit.observe(examples, False, run, batch_size=batch_size)
+        discard(run)
+        observed = gathered([(own, observed[own]), (range(len(images), len(images) + len(examples)), seen)])
+        images = _joined(images, examples)
     except (ValueError, OSError) as error:
         warnings.warn(f"concepts are only shown in these pictures: {line_of(error)}", stacklevel=2)
+        observed = observed[own]
     backbone, names = fit.model.backbone, fit.model.class_names
-    shown: Any = (fit.concepts, images, observe(backbone, images, batch_size=batch_size))
+    shown: Any = (fit.concepts, images, observed)
     how: Any = {"preprocessing": backbone.preprocessing, "class_names": names}
     with busy("drawing"):
         figures.save(figures.three_levels(*shown, shown=drawn, level=level, **how), run.file("figure.png"))
@@ -167,14 +180,17 @@ def _write(run: Run, fit: FitRun, images: ImageSet, concepts: Sequence[int], bat
         write_report(run.file("report.html"), *shown, title=title, **how)
 
 
-def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> ImageSet:
-    """The images, followed by those of the fit that show these concepts best."""
-    from pace.images import ImageSet
-
+def _examples(fit: FitRun, concepts: Sequence[int]) -> ImageSet:
+    """The images of the fit that show these concepts best."""
     seen, gallery = reopen_images(fit.run), fit.gallery()
     best = dict.fromkeys(name for concept in concepts for name in gallery[concept][:_EXAMPLES])
     place = {name: number for number, name in enumerate(seen.names)}
-    examples = seen.subset(place[name] for name in best)
+    return seen.subset(place[name] for name in best)
+
+
+def _joined(images: ImageSet, examples: ImageSet) -> ImageSet:
+    """The images, followed by the examples."""
+    from pace.images import ImageSet
 
     class Joined(ImageSet):
         def __getitem__(self, index: int) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import typer
 
 from pace.cli import options
-from pace.cli.opening import device_of, image_record, observe_images, open_images_and_model
+from pace.cli.opening import device_of, image_record, kept_bytes, load_model, observe_once, open_images, weights_of
 from pace.cli.output import say
 from pace.cli.runs import running
 
@@ -24,7 +25,7 @@ def extract(
 ) -> dict[str, Any]:
     """Save a model's observations of images to disk.
 
-    For sets that do not fit in memory, or that several fits use.
+    What `pace fit` does first, without the fit.
 
     \b
     Example:
@@ -34,12 +35,16 @@ def extract(
     If it is stopped, the same command with the same --out resumes it.
     """
     device = device_of(compute.device)
-    opened, explained = open_images_and_model(images, model, how, head, device, compute.batch_size)
-    about = {"model": explained.record(), "images": image_record(images, opened)}
-    with running(ctx, images.images, device=device, **about) as run:
-        seen, perturbed = observe_images(explained.backbone, opened, pairs, images.seed, compute.batch_size, run)
+    from pace.backbones import ModelChoice
+
+    opened, choice = open_images(images), ModelChoice(model, **asdict(how))
+    loaded, record = load_model(choice), image_record(images, opened)
+    facts = {"images": record, "weights": weights_of(loaded[0])}
+    with running(ctx, images.images, device=device, **facts) as run:
+        about = images, opened, choice, loaded, head, pairs, device, compute.batch_size
+        explained, (seen, perturbed) = observe_once(run, *about)
         explained.save_into(run, seen, opened)
-        size = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
+        size = kept_bytes(run)
         run.record["results"] = {"images": len(seen), "bytes": size}
     say(f"{seen}{'' if perturbed is None else ' and their perturbed views'}")
     say(f"{size / 1e6:.1f} MB in {run.folder}")

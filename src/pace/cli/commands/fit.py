@@ -16,7 +16,7 @@ import typer
 from pace.atomic import write_atomically
 from pace.cli import opening, options
 from pace.cli.errors import Problem
-from pace.cli.opening import CONCEPTS, GALLERY
+from pace.cli.opening import CONCEPTS, GALLERY, source_of
 from pace.cli.output import busy, first_process, say, several_processes, table
 from pace.cli.runs import Run, earlier_results, open_run, running
 from pace.naming import concept_names
@@ -24,7 +24,6 @@ from pace.naming import concept_names
 if TYPE_CHECKING:
     import torch
 
-    from pace.backbones import Backbone
     from pace.explainer import PACE
     from pace.images import ImageSet
     from pace.observations import Observations
@@ -33,7 +32,9 @@ _SHOWN = 10  # concepts in the table
 _CHECKPOINT = "checkpoint"  # folder in an unfinished run
 _GALLERY_SIZE = 6  # images per concept
 _GALLERY_SAMPLE = 4096  # images to choose them from, if these have to be observed again
-_OBSERVATIONS = typer.Option(metavar="FOLDER", help="Folder of a `pace extract`, instead of --images and --model.")
+_OBSERVATIONS = typer.Option(
+    metavar="FOLDER", help="Folder of a `pace fit` or `pace extract`, instead of --images and --model."
+)
 _EVERY = typer.Option(min=0, metavar="SECONDS", help="How often to save progress, with --out.")
 
 
@@ -45,6 +46,7 @@ def fit(
     how: options.LayerOptions,
     head: options.HeadOptions,
     pairs: options.Pairs = True,
+    keep: options.Keep = True,
     observations: Annotated[str | None, _OBSERVATIONS] = None,
     estimator: options.EstimatorOptions,
     compute: options.Compute,
@@ -61,6 +63,8 @@ def fit(
 
     On several processes: torchrun --nproc-per-node 4 -m pace fit …
     """
+    from pace.observations import Lazy
+
     if observations is not None:
         _refuse({**asdict(images), **asdict(how), **asdict(head), "model": model, "seed": None}, ctx.obj.options)
     elif images.images is None or model is None:
@@ -69,21 +73,34 @@ def fit(
         raise Problem("--max-concepts is for --concepts auto")
     with _joined_processes(compute.device) as device:
         learner = _estimator(estimator, images.seed, device)
-        if observations is None:
-            extracted = None
-            given = (images, str(model), how, head)
-            opened, explained = opening.open_images_and_model(*given, device, compute.batch_size)
-            record = opening.image_record(images, opened)
+        explained = views = None
+        if observations is not None:
+            source = source_of(open_run(observations, "fit", "extract"))
+            views = opening.kept_views(source, pairs)
+            opened, explained = opening.reopen_images(source), opening.reopen_model(source, device)
+            record, weights = source.record["images"], opening.weights_of(explained.backbone)
         else:
-            extracted = open_run(observations, "extract")
-            opened, explained = opening.reopen_images(extracted), opening.reopen_model(extracted, device)
-            record = extracted.record["images"]
-        about: dict[str, Any] = {"model": explained.record(), "images": record}
+            from pace.backbones import ModelChoice
+
+            opened, choice = opening.open_images(images), ModelChoice(str(model), **asdict(how))
+            record, loaded = opening.image_record(images, opened), opening.load_model(choice)
+            weights = opening.weights_of(loaded[0])
+            asked = images, opened, choice, loaded, head
+            if learner.minibatch is not None or learner.distributed:
+                explained = opening.open_streamed(*asked, device, compute.batch_size)
+                once = learner.minibatch is None  # each process computes its own share once
+                shape = pairs, learner.seed, compute.batch_size, once
+                views = opening.stream_images(explained.backbone, opened, *shape)
+        about = {"images": record, "weights": weights}
         if not first_process() and ctx.params["out"]:
             earlier_results(ctx, Path(ctx.params["out"]).expanduser(), about)  # refuses what the first process refuses
         recorded: Any = running(ctx, record["images"], device=device, **about)
         with recorded if first_process() else nullcontext() as run:
-            views = _observe(learner, explained.backbone, opened, pairs, compute.batch_size, extracted)
+            if explained is None or views is None:
+                assert run is not None  # several processes stream
+                explained, views = opening.observe_once(run, *asked, pairs, device, compute.batch_size)
+            if not isinstance(views[0], Lazy) and not learner.distributed:
+                views = opening.in_memory(views, device)
             _learn(learner, *views, ctx.params["out"], checkpoint_every)
             if run is None:  # the first process saves and prints
                 return {}
@@ -91,6 +108,8 @@ def fit(
                 raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
             explained.save_into(run, views[0], opened)
             run.record["results"] = _save(run, learner, views[0], opened)
+            if not keep:
+                opening.discard(run)
             if learner.interrupted_:
                 unit = "minibatches" if learner.n_steps_ else "epochs"
                 raise KeyboardInterrupt(f"after {learner.n_iter_} {unit}; what was learned is in {run.folder}")
@@ -134,17 +153,6 @@ def _estimator(given: Any, seed: int, device: torch.device) -> PACE:
     estimator = PACE(**parameters, distributed=several_processes(), seed=seed, device=str(without_apple(device)))
     check_arguments(estimator)  # before spending minutes on the images
     return estimator
-
-
-def _observe(
-    learner: PACE, backbone: Backbone, images: ImageSet, pairs: bool, batch_size: int, extracted: Run | None
-) -> opening.Views:
-    if extracted is not None:
-        return opening.read_extracted(extracted, pairs)
-    if learner.minibatch is None and not learner.distributed:
-        return opening.observe_images(backbone, images, pairs, learner.seed, batch_size)
-    keep = learner.minibatch is None  # each process computes its own share once
-    return opening.stream_images(backbone, images, pairs, learner.seed, batch_size, keep)
 
 
 def _learn(learner: PACE, seen: Observations, perturbed: Observations | None, out: str | None, every: float) -> None:
@@ -210,4 +218,8 @@ def _show(run: Run, learner: PACE) -> None:
     kinds = "" if learner.part_of_ is None else f", kinds of {learner.n_parts_} parts,"
     say(f"{len(use.order)} of {len(use.shares)} concepts{kinds} in use after {epochs} epochs")
     say(f"written to {run.folder}")
+    if opening.has_kept(run):
+        say(
+            f"{opening.kept_bytes(run) / 1e6:.0f} MB of it are what the model saw, for later commands; --no-keep deletes them"
+        )
     say(f"next: pace explain PICTURE --run {run.folder}")

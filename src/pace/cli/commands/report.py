@@ -10,9 +10,9 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.opening import FitRun, image_record, observe_images, open_fit, open_images
+from pace.cli.opening import FitRun, discard, image_record, open_fit, open_images
 from pace.cli.output import busy, say
-from pace.cli.runs import Run, all_runs, open_run, running
+from pace.cli.runs import Run, running
 from pace.files import reading
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def report(
     backbone = found.model.backbone
     about = {"images": image_record(choice, shown), "fit": found.fingerprint()}
     with running(ctx, choice.images, device=found.device, **about) as run:
-        seen, perturbed = observe_images(backbone, shown, pairs, images.seed, fit.batch_size)
+        others = [] if scored is None else [scored]
+        seen, perturbed = found.observe(shown, pairs, run, images.seed, fit.batch_size, others)
+        discard(run)
         with busy("writing the report"):
             file = write_report(
                 run.file("report.html"),
@@ -86,9 +88,7 @@ def report(
 
 def _evaluation(fit: FitRun, given: str | None) -> Run | None:
     """The run of `pace evaluate` that was given, or the latest one of this fit, if any."""
-    runs = all_runs("evaluate") if given is None else [open_run(given, "evaluate")]
-    ours = str(fit.run.folder.resolve())
-    found = [run for run in runs if run.record["configuration"]["fit_run"] == ours and run.record["results"]]
+    found = fit.evaluations(given)
     if given is not None and not found:
         raise Problem(f"--evaluation {given} has no scores of {fit.run.folder}")
     if not found or found[-1].record.get("fit") == fit.fingerprint():
@@ -104,8 +104,8 @@ def _perturbed(images: ImageSet, preprocessing: PreprocessingLike, seed: int) ->
     """The pixels of the perturbed views that were observed: the same seed gives the same views."""
     import torch
 
-    from pace.images import Perturbation
+    from pace.images import ByName, Perturbation
     from pace.metrics.ground_truth import sample_images
 
-    perturb, numbers = Perturbation(seed), torch.split(torch.arange(len(images)), _BATCH)
+    perturb, numbers = ByName(Perturbation(seed), images.names), torch.split(torch.arange(len(images)), _BATCH)
     return torch.cat([perturb(sample_images(images, rows.numpy(), preprocessing), rows) for rows in numbers])
