@@ -149,13 +149,13 @@ def take_away(
 
 def hide_somehow(backbone: Backbone, images: Pictures, rows: Array, how: How | None = None) -> Hiding:
     """`hide`, in the first way that the model can take if none is given."""
-    *first, last = (how,) if how else ("left out", "mean", "grey")
-    for way in first:
+    ways: tuple[How, ...] = (how,) if how else ("left out", "mean", "grey")
+    for way in ways[:-1]:
         try:
             return hide(backbone, images, rows, way)
         except ValueError:
             continue
-    return hide(backbone, images, rows, last)
+    return hide(backbone, images, rows, ways[-1])
 
 
 def patches_with(backbone: Backbone, images: Pictures, share: Array) -> Tensor:

@@ -50,6 +50,11 @@ class Hiding:
     attention: Array
     _known: dict[tuple[int, bytes], Array] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def passes(self) -> int:
+        """How many images, whole or not, have been predicted so far."""
+        return len(self._known)
+
     def shares(self, images: Array, kept: Array) -> Array:
         """p(ŷ) (B,) of images (B,) with some patches kept (B, patches); ŷ is the prediction for the whole image."""
         classes = self.predictions(images, np.ones_like(kept)).argmax(1)
@@ -166,7 +171,7 @@ def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | 
     height, width = shown.shape[2:]
     grid, parts = backbone.grid(height, width), torch.split(shown, _AT_ONCE)
     attention = np.concatenate([as_array(backbone(part).attention[:, backbone.prefix_tokens :]) for part in parts])
-    if isinstance(how, str) and how in ("grey", "blur"):
+    if isinstance(how, str) and (how == "grey" or how == "blur"):
         predict = hide_patches(lambda some: backbone(some).predictions, shown, grid, how)
     else:
         with torch.no_grad():
