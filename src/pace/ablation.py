@@ -209,7 +209,8 @@ def shortcuts(
 
     That is, concepts that lie outside the object in most images, or of which nine tenths are in images predicted as one class;
     the largest drop first. `objects` (M, rows, columns) says which patches show the object; by default those with more
-    attention than the average patch of their image, which a shortcut that is attended to may well be.
+    attention than the average patch of their image, which a shortcut that is attended to may well be. A shortcut beside which
+    the object would do as well costs its class nothing and is not listed.
     """
     (phi, _), every = _explained(backbone, model, images), np.arange(len(images))
     hiding = hide_somehow(backbone, images, every, how)
