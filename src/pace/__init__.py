@@ -15,11 +15,14 @@ _HOME = {
     "Observations": "pace.observations",
     "PACE": "pace.explainer",
     "Explanation": "pace.explanation",
+    "ablate": "pace.ablation",
+    "shortcuts": "pace.ablation",
 }
 
-__all__ = ["PACE", "Backbone", "Explanation", "Observations", "__version__"]
+__all__ = ["PACE", "Backbone", "Explanation", "Observations", "__version__", "ablate", "shortcuts"]
 
 if TYPE_CHECKING:
+    from pace.ablation import ablate, shortcuts
     from pace.backbones import Backbone
     from pace.explainer import PACE
     from pace.explanation import Explanation

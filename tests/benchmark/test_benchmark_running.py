@@ -45,7 +45,14 @@ def test_every_method_gets_every_score_it_can_have(whole):
         } <= row.scores.keys()
         assert row.images_per_second > 0
         assert row.seconds.keys() == {"fit", "explain", "score"}
-    by_concept = {"deletion", "insertion", "concept_effect", "effect_by_attention", "effect_by_lot", "effect_at_best"}
+    by_concept = {
+        "deletion",
+        "insertion",
+        "concept_effect",
+        "effect_by_attention",
+        "effect_by_lot",
+        "importance_agreement",
+    }
     assert {"faithfulness_given_prediction", "colour_recovery", *by_concept} <= pace.scores.keys()
     assert "faithfulness_given_prediction" not in saliency.scores
     for row in (pace, kmeans):

@@ -172,6 +172,11 @@ def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere
     assert "prediction: " in outcome.out
     assert "90 % interval" in outcome.out
     assert "concepts in use of" in outcome.out
+    assert "without it" in outcome.out
+    assert re.search(r"2 concepts taken away: \d+ forward passes", outcome.out)
+    row = record(elsewhere / "seen")["results"]["images"][0]["top_concepts"][0]["without"]
+    assert row["low"] <= row["after"] <= row["high"]
+    assert "without it" not in invoke("explain", "shop/flat", "--run", "shop/fit", "--no-ablation").out
     assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png"}
     assert "amber/0.png" in (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
 

@@ -117,7 +117,7 @@ def test_any_name_makes_a_safe_folder_name(what: str):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_a_finished_run_is_never_replaced_and_the_same_command_leaves_it_as_it_is(elsewhere: Path):

@@ -35,8 +35,8 @@ _EXPOSING = {
         "kind_accuracy", "part_consistency", "part_consistency_by_position", "part_ari",
     ),
     "hiding concepts": (
-        "concept_effect", "effect_by_lot", "gain_over_lot", "effect_by_attention", "gain_over_attention", "effect_at_best",
-        "deletion", "insertion",
+        "concept_effect", "effect_by_lot", "gain_over_lot", "effect_by_attention", "gain_over_attention",
+        "importance_agreement", "deletion", "insertion",
     ),
 }  # fmt: skip
 

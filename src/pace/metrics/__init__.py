@@ -32,7 +32,6 @@ from pace.metrics.hiding import (
     Hiding,
     concept_effect,
     deletion,
-    effect_at_best,
     effect_by_attention,
     effect_by_lot,
     gain_over_attention,
@@ -40,6 +39,7 @@ from pace.metrics.hiding import (
     hide,
     hide_patches,
     hide_tokens,
+    importance_agreement,
     insertion,
 )
 from pace.metrics.local import (
@@ -75,9 +75,10 @@ from pace.metrics.stable import (
 __all__ = [
     "Hiding", "Measure", "Metric", "Score", "Scores", "between_images", "bootstrap", "class_echo", "cls_weight",
     "colour_accuracy", "colour_purity", "colour_recovery", "concept_effect", "concepts_per_image", "deletion",
-    "effect_at_best", "effect_by_attention", "effect_by_lot", "effective_concepts", "evaluate", "faithfulness",
+    "effect_by_attention", "effect_by_lot", "effective_concepts", "evaluate", "faithfulness",
     "faithfulness_given_prediction", "fidelity_over_random", "gain_over_attention", "gain_over_lot", "hide",
-    "hide_patches", "hide_tokens", "hoyer_sparsity", "information_over_attention", "insertion", "kind_accuracy", "leading_area",
+    "hide_patches", "hide_tokens", "hoyer_sparsity", "importance_agreement",
+    "information_over_attention", "insertion", "kind_accuracy", "leading_area",
     "leading_attention", "leading_share", "levels", "live_concepts", "logit_fidelity", "majority_class",
     "metric", "n_concepts", "nonlinear_faithfulness", "part_ari", "part_consistency",
     "part_consistency_by_position", "part_recovery", "prediction_survival", "reconstruction", "reidentification",

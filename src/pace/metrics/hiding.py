@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +21,8 @@ from pace.metrics.declare import Array, Measure, metric
 from pace.metrics.inputs import as_array, patches_of, theta_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pace.backbones import Backbone
     from pace.images import ImageSet
 
@@ -30,7 +31,6 @@ How = Literal["grey", "blur", "mean", "left out"]
 
 WAYS: tuple[How, ...] = ("grey", "blur", "mean", "left out")
 _OWN = 5  # concepts of an image with a group of their own
-_BEST_IMAGES = 16  # whose groups are tried in every order
 _AT_ONCE = 128  # images with hidden patches that go through the model together
 
 
@@ -50,13 +50,19 @@ class Hiding:
     attention: Array
     _known: dict[tuple[int, bytes], Array] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def passes(self) -> int:
+        """How many images, whole or not, have been predicted so far."""
+        return len(self._known)
+
     def shares(self, images: Array, kept: Array) -> Array:
         """p(ŷ) (B,) of images (B,) with some patches kept (B, patches); ŷ is the prediction for the whole image."""
-        classes = self._predictions(images, np.ones_like(kept)).argmax(1)
-        found: Array = self._predictions(images, kept)[np.arange(len(images)), classes]
+        classes = self.predictions(images, np.ones_like(kept)).argmax(1)
+        found: Array = self.predictions(images, kept)[np.arange(len(images)), classes]
         return found
 
-    def _predictions(self, images: Array, kept: Array) -> Array:
+    def predictions(self, images: Array, kept: Array) -> Array:
+        """(B, N) of all classes."""
         keys = [(int(image), mask.tobytes()) for image, mask in zip(images, kept, strict=True)]
         new = {key: place for place, key in enumerate(keys) if key not in self._known}
         places = np.array(list(new.values()), np.int64)
@@ -113,16 +119,21 @@ def effect_by_lot(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int 
     return Measure.mean(_effect(hiding, _by_lot(_steps(hiding, phi, importance, prefix_tokens, seed), seed)))
 
 
-@metric(title="Effect at best", better=None, range=(-1, 1))
-def effect_at_best(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """The effect of these concepts in the best of all orders, found by trying them on a few of the images.
+@metric(title="Importance agreement", better="higher", range=(0, 1))
+def importance_agreement(
+    hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0
+) -> Measure:
+    """How often the more important of two concepts of an image is also the one without which ŷ loses more; ½ by lot.
 
-    What is missing to it is the importance's fault, the rest that of the concepts.
+    The groups are those of `deletion`, each removed alone, as `pace.ablate` does; ties count as half.
     """
-    steps = _steps(hiding, phi, importance, prefix_tokens, seed)
-    found = np.full(len(steps), np.nan)
-    for image in np.unique(np.linspace(0, len(steps) - 1, _BEST_IMAGES).round().astype(np.int64)):
-        found[image] = _best(hiding, image, steps[image])
+    steps, found = _steps(hiding, phi, importance, prefix_tokens, seed), np.full(len(hiding.rows), np.nan)
+    for image, groups in enumerate(steps):
+        kept = groups != np.arange(groups.max() + 1)[:, None]
+        left = hiding.shares(np.full(len(kept), image), kept)
+        earlier, later = np.triu_indices(len(left), 1)
+        if len(earlier):
+            found[image] = (np.sign(left[later] - left[earlier]).mean() + 1) / 2
     return Measure.mean(found)
 
 
@@ -140,24 +151,27 @@ def gain_over_lot(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int 
     return Measure.mean(_effect(hiding, steps) - _effect(hiding, _by_lot(steps, seed)))
 
 
-def hide(backbone: Backbone, images: ImageSet, rows: Array, how: How = "grey") -> Hiding:
-    """Some of the images, with patches hidden in one of four ways.
+def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | Tensor = "grey") -> Hiding:
+    """Some of the images, with patches hidden in one of four ways, or replaced by others.
 
     "grey" paints them over in the mean colour, "blur" with a blurred image; "mean" puts the mean patch in their place at the
-    input of the first block, and "left out" leaves them out there.
+    input of the first block, and "left out" leaves them out there. A tensor (D, d) holds patches as `Backbone.embed` gives
+    them, one of which, drawn by lot, takes the place of each there. A tensor of images (M, 3, H, W) in [0, 1] has the size
+    that the model takes.
     """
     import torch
 
     from pace.images import normalize
     from pace.metrics.ground_truth import sample_images
 
-    if how not in WAYS:
+    if isinstance(how, str) and how not in WAYS:
         raise ValueError(f"how: expected one of {', '.join(WAYS)}; found {how!r}")
-    shown = normalize(sample_images(images, rows, backbone.preprocessing).to(backbone.device), backbone.preprocessing)
+    taken = images[rows] if isinstance(images, torch.Tensor) else sample_images(images, rows, backbone.preprocessing)
+    shown = normalize(taken.to(backbone.device), backbone.preprocessing)
     height, width = shown.shape[2:]
     grid, parts = backbone.grid(height, width), torch.split(shown, _AT_ONCE)
     attention = np.concatenate([as_array(backbone(part).attention[:, backbone.prefix_tokens :]) for part in parts])
-    if how == "grey" or how == "blur":
+    if isinstance(how, str) and (how == "grey" or how == "blur"):
         predict = hide_patches(lambda some: backbone(some).predictions, shown, grid, how)
     else:
         with torch.no_grad():
@@ -195,9 +209,9 @@ def hide_patches(
 
 
 def hide_tokens(
-    forward: Callable[[Any], Any], tokens: Any, patches: int, how: Literal["mean", "left out"] = "mean"
+    forward: Callable[[Any], Any], tokens: Any, patches: int, how: Literal["mean", "left out"] | Tensor = "mean"
 ) -> Predict:
-    """Hide patches among the tokens: the mean of all patches replaces them, or they are left out.
+    """Hide patches among the tokens: the mean of all patches replaces them, other patches (D, d) do, or they are left out.
 
     forward : tokens → predictions: ``lambda tokens: backbone.forward_embedded(tokens).softmax(-1)``
     tokens : tensor (n, T, d), such as `Backbone.embed` gives; the last `patches` tokens are the patches
@@ -206,10 +220,13 @@ def hide_tokens(
     """
     import torch
 
-    prefix, mean = tokens.shape[1] - patches, tokens[:, -patches:].mean((0, 1))
+    prefix, others = tokens.shape[1] - patches, tokens[:, -patches:].mean((0, 1), keepdim=True)[0]
+    leaves_out = isinstance(how, str) and how == "left out"
+    if not isinstance(how, str):  # the same in every image, so that changes can be compared
+        others = how[torch.randint(len(how), (patches,), generator=torch.Generator().manual_seed(0)).to(how.device)]
 
     def replaced(chosen: Any, mask: Any) -> Any:
-        hidden = torch.where(mask[:, :, None], chosen[:, prefix:], mean)
+        hidden = torch.where(mask[:, :, None], chosen[:, prefix:], others)
         return forward(torch.cat([chosen[:, :prefix], hidden], 1))
 
     def left_out(chosen: Any, mask: Any) -> Any:
@@ -222,9 +239,9 @@ def hide_tokens(
     def predict(numbers: Array, kept: Array) -> Any:
         chosen = tokens[torch.as_tensor(numbers, device=tokens.device)]
         with torch.no_grad():
-            return (replaced if how == "mean" else left_out)(chosen, torch.as_tensor(kept, device=tokens.device))
+            return (left_out if leaves_out else replaced)(chosen, torch.as_tensor(kept, device=tokens.device))
 
-    if how == "left out":
+    if leaves_out:
         _check_left_out(predict, patches)
     return predict
 
@@ -295,18 +312,6 @@ def _effect(hiding: Hiding, steps: Array) -> Array:
     removed, added = _areas(hiding, steps)
     effect: Array = added - removed
     return effect
-
-
-def _best(hiding: Hiding, image: int, groups: Array) -> float:
-    """The largest effect that any order of an image's groups has, each read off the predictions for all sets of groups."""
-    number = groups.max() + 1
-    sets = np.arange(2**number)
-    kept = ((sets[:, None] >> groups) & 1).astype(bool)
-    found, sizes = hiding.shares(np.full(len(sets), image), kept), kept.mean(1)
-    orders = np.array(list(permutations(range(number))))
-    added = np.concatenate([np.zeros((len(orders), 1), np.int64), np.cumsum(1 << orders, 1)], 1)
-    effects = _area(found[added], sizes[added]) - _area(found[sets[-1] - added], sizes[added])
-    return float(effects.max())
 
 
 def _area(values: Array, shares: Array) -> Array:

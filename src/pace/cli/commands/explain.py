@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from pace.cli import options
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
     from pace.images import ImageSet
     from pace.observations import Observations
 
-_PRINTED = 20  # pictures; the rest is in the files
+_PRINTED = 20  # pictures; the rest is in the files, without ablation
 _DRAWN = 3  # pictures in the figure
 _REPORTED = 400  # pictures in the report
 _EXAMPLES = 3  # images of the fit per concept
 _DIGITS = 6
+_ABLATION_HELP = "Take the concepts away one by one and see what is predicted without them."
 _PICTURES = typer.Argument(help="Image files, or folders of them.", show_default=False)
 
 
@@ -38,12 +41,13 @@ def explain(
     fit: options.FitOptions,
     top: Annotated[int, typer.Option(min=1, help="Concepts, or parts, to show for each picture.")] = 5,
     level: Annotated[float, typer.Option(min=0, max=1, help="Probability of the credible intervals.")] = 0.9,
+    ablation: Annotated[bool, typer.Option("--ablation/--no-ablation", help=_ABLATION_HELP)] = True,
     skip_unreadable: options.SkipUnreadable = False,
     max_pixels: options.MaxPixels = None,
 ) -> dict[str, Any]:
     """Explain your own pictures with the concepts of a fit.
 
-    Prints each picture's concepts, how certain they are, and how they support the prediction; writes a report that
+    Prints each picture's concepts, how certain they are, and what is predicted without them; writes a report that
     shows where in the picture they are.
 
     \b
@@ -61,9 +65,10 @@ def explain(
         observed = observe(found.model.backbone, images, batch_size=fit.batch_size)
         run.record["results"] = results = _findings(found, images, observed, top, level)
         explained = results["images"]
+        if ablation and observed.n_classes:
+            _ablate(found, images, observed, explained[:_PRINTED])
         shown = images.subset(range(min(len(images), _REPORTED)))
-        concepts = [row["concept"] for picture in explained[: len(shown)] for row in _rows(picture)]
-        _write(run, found, shown, observed, concepts, fit.batch_size, level)
+        _write(run, found, shown, observed, explained, fit.batch_size, level)
     for picture in explained[:_PRINTED]:
         _show(picture, level, class_titles(found.model.class_names or ()))
     if len(explained) > _PRINTED:
@@ -136,6 +141,31 @@ def _findings(fit: FitRun, images: ImageSet, observed: Observations, top: int, l
     return {"level": level, "images": found, **({"concepts": kinds} if by_part else {})}
 
 
+def _ablate(fit: FitRun, images: ImageSet, observed: Observations, explained: list[dict[str, Any]]) -> None:
+    """Add to every row of the first pictures what is predicted without its concept, or its part in all kinds."""
+    from pace.ablation import hide_somehow, numbers, take_away
+    from pace.metrics.inputs import patches_of
+
+    every, began = np.arange(len(explained)), time.monotonic()
+    explanation = fit.concepts.explain(observed[every])
+    part_of = explanation.part_of
+    rows = [(number, row) for number in every for row in _rows(explained[number])]
+    if not rows:
+        return
+    sets = [
+        [k] if part_of is None else np.flatnonzero(part_of == part_of[k]).tolist()
+        for k in (row["concept"] for _, row in rows)
+    ]
+    with busy(f"taking {len(rows)} concepts away from {len(explained)} pictures"):
+        hiding = hide_somehow(fit.model.backbone, images, every)
+        phi = patches_of(explanation.phi, explanation.prefix_tokens)
+        done = take_away(hiding, phi, np.array([number for number, _ in rows]), sets, grid=explanation.grid)
+    for (_, row), found in zip(rows, numbers(done), strict=True):
+        row["without"] = found
+    passes, seconds = hiding.passes, time.monotonic() - began
+    say(f"{len(rows)} concepts taken away: {passes} forward passes, {seconds:.0f} s; --no-ablation skips it")
+
+
 def _rounded(*arrays: Array) -> list[Array]:
     return [values.astype(float).round(_DIGITS) for values in arrays]
 
@@ -151,7 +181,7 @@ def _write(
     fit: FitRun,
     images: ImageSet,
     observed: Observations,
-    concepts: Sequence[int],
+    explained: list[dict[str, Any]],
     batch_size: int,
     level: float,
 ) -> None:
@@ -162,6 +192,9 @@ def _write(
 
     title = f"What the transformer sees in {images.names[0] if len(images) == 1 else f'{len(images)} pictures'}"
     drawn, own = range(min(len(images), _DRAWN)), range(len(images))
+    rows = [_rows(picture) for picture in explained[: len(images)]]
+    concepts = [row["concept"] for some in rows for row in some]
+    without = [{row["concept"]: row["without"] for row in some if "without" in row} for some in rows]
     try:
         examples = _examples(fit, concepts)
         seen, _ = fit.observe(examples, False, run, batch_size=batch_size)
@@ -175,9 +208,11 @@ def _write(
     shown: Any = (fit.concepts, images, observed)
     how: Any = {"preprocessing": backbone.preprocessing, "class_names": names}
     with busy("drawing"):
-        figures.save(figures.three_levels(*shown, shown=drawn, level=level, **how), run.file("figure.png"))
+        figures.save(
+            figures.three_levels(*shown, shown=drawn, level=level, without=without, **how), run.file("figure.png")
+        )
     with busy("writing the report"):
-        write_report(run.file("report.html"), *shown, title=title, **how)
+        write_report(run.file("report.html"), *shown, title=title, without=without, **how)
 
 
 def _examples(fit: FitRun, concepts: Sequence[int]) -> ImageSet:
@@ -214,11 +249,18 @@ def _show(picture: dict[str, Any], level: float, classes: Sequence[str]) -> None
         predicted = classes[prediction["class"]]
         say(f"prediction: {predicted} ({100 * prediction['probability']:.1f} %)")
         head.insert(3, f"η for {predicted}")
+    measured = any("without" in row for row in _rows(picture))
+    if measured:
+        head[4:4] = ["without it", "as much elsewhere", "as much attention"]
     rows = []
     for concept in _rows(picture):
         interval = f"{concept['low']:.3f} to {concept['high']:.3f}"
         eta = [] if concept["eta"] is None else [f"{concept['eta']:+.2f}"]
         name = kind_label(concept["part"], concept["kind"]) if "part" in concept else str(concept["concept"])
+        if measured:
+            without = concept["without"]
+            eta.append(f"{without['after']:.0%} ({without['low']:.0%} to {without['high']:.0%})")
+            eta += [f"{without['area']:.0%}", f"{without['attention']:.0%}"]
         rows.append([name, f"{concept['theta']:.3f}", interval, *eta, concept["examples"][0]])
     table(head, rows, words=(0, len(head) - 1))
     say()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -40,6 +41,7 @@ def three_levels(
     n_concepts: int = 4,
     level: float = 0.9,
     class_names: Sequence[str] | None = None,
+    without: Sequence[dict[int, dict[str, Any]]] = (),
 ) -> Figure:
     """The paper's figure of Color and Flower: what PACE says about a dataset, about images, and about patches.
 
@@ -53,6 +55,8 @@ def three_levels(
         Which concepts to show. By default `n_concepts`, taken in turn from the images shown, largest θ first.
     level
         Probability of the credible intervals.
+    without
+        For the first images: what is predicted without some concepts, as `pace.showing.report.write_report` takes it.
     """
     pictures, grid = Pictures(images, preprocessing, expected=len(observations)), grid_of(observations)
     classes = summary.predicted_classes(observations)
@@ -84,6 +88,10 @@ def three_levels(
         y = _TOP + position * row_height
         drawing.show(layout, pictures[m], _IMAGE_X, y, _PICTURE, _PICTURE)
         caption = f"image {m}" if classes is None else names[classes[m]]
+        if m < len(without) and without[m]:
+            k, most = min(without[m].items(), key=lambda one: one[1]["after"])
+            what = f"part {called[k].part}" if called[k].part else called[k].long
+            caption = f"{caption} {most['before']:.0%} → {most['after']:.0%} without {what}"
         layout.note(_IMAGE_X, y + row_height - _CAPTION + 3, caption, room=_MAP_X - _IMAGE_X - 4)
         step = min((row_height - _CAPTION) / len(bars[position]), 15)
         drawing.show_bars(layout, bars[position], _BARS_X, y, _BARS, step, scale)

@@ -42,6 +42,7 @@ def write_report(
     perturbed_images: Images | None = None,
     explanation: Explanation | None = None,
     scores: Scores | None = None,
+    without: Sequence[dict[int, dict[str, Any]]] = (),
     class_names: Sequence[str] | None = None,
     preprocessing: PreprocessingLike | None = None,
     title: str = "What the transformer sees",
@@ -61,6 +62,9 @@ def write_report(
         ``model.explain(observations)``, if you have it already.
     scores
         ``pace.metrics.evaluate(…)``, for the Trust view.
+    without
+        For the first images: what is predicted without some concepts (of a part, without all its kinds), as
+        `pace.ablation.numbers` has it.
     class_names
         Names of the N classes the transformer predicts. By default those of the `ImageSet`, if there are N.
     preprocessing
@@ -74,6 +78,7 @@ def write_report(
     pictures = read_pictures(images, len(observations), preprocessing, "images")
     data = {"title": title, **contents.learning(model), **contents.trust(scores)}
     data |= contents.of_images(model, images, observations, shown, names, pictures)
+    data["without"] = list(without)
     if perturbed is not None:
         if perturbed.shape != observations.shape or perturbed.grid != observations.grid:
             raise ValueError(f"perturbed: expected the same images as {observations}; found {perturbed}")

@@ -345,6 +345,7 @@ const imagesView = {
     const show = (n) => carried.replaceChildren(contributions(m, n));
     const select = h("select", { id: "why", onchange: () => show(Number(select.value)) }, choices.map((n) => h("option", { value: String(n) }, data.classes[n])));
     show(predicted);
+    const measured = takenAway(m);
     return h("section", { class: "card", "aria-labelledby": "prediction" },
       h("h2", { id: "prediction" }, "What drove the prediction"),
       said && h("ul", { class: "rows" }, said.slice(0, 3).map(([n, probability]) => h("li", {},
@@ -355,6 +356,8 @@ const imagesView = {
         ? ["The transformer's own prediction. Without seeing it, the concepts ", h("b", {}, "point to the same class"), "."]
         : ["The transformer's own prediction. Without seeing it, the concepts point ", h("b", {}, "elsewhere"), ": to ", classChip(pointed), ". Do not trust the explanation of this image."]),
       !said && note("The transformer's prediction is not known here. The concepts point to ", classChip(pointed), "."),
+      measured,
+      measured && h("h3", {}, "By the concepts' own evidence"),
       h("p", { class: "pick" }, h("label", { for: "why" }, "Concepts for and against "), select),
       carried,
       note("A concept's share of the image (θ) times how strongly it favours the class over the others (η). Bars to the right speak for the class, bars to the left against it."));
@@ -410,6 +413,22 @@ function contributions(m, n) {
   const reach = Math.abs(parts[0][1]);
   return h("ul", { class: "rows carried", "aria-label": `Concepts for and against ${data.classes[n]}` }, parts.map(([k, value]) => h("li", {},
     face(k, true), h("a", { href: link.concept(k) }, conceptName(k)), twoSided(value, reach), h("span", { class: "figure" }, signedNumber(value)))));
+}
+
+/** What is predicted without each concept, measured; those that cost most first. */
+function takenAway(m) {
+  const found = Object.entries(data.without[m] ?? {}).map(([k, one]) => [Number(k), one]).sort((a, b) => a[1].after - b[1].after);
+  if (!found.length) return null;
+  const { class: n, before } = found[0][1];
+  const what = (k) => (PARTS ? partName(data.concepts[k].part) : conceptName(k));
+  return h("div", { class: "without" },
+    h("h3", {}, "What it is without"),
+    h("ul", { class: "rows", "aria-label": `Prediction of ${data.classes[n]} without each concept` }, found.map(([k, one]) => h("li", {},
+      h("p", {}, "Without ", h("a", { href: link.concept(k) }, what(k)), `: ${data.classes[n]} ${percent(before, 0)} → `, h("b", {}, percent(one.after, 0)),
+        one.high - one.low >= 0.01 && h("span", { class: "quiet" }, ` (${range(one.low, one.high)})`)),
+      h("small", {}, `as much of the picture elsewhere: ${percent(one.area, 0)} · as much attention: ${percent(one.attention, 0)}`)))),
+    note("Measured: the transformer runs again without the patches of ", PARTS ? "the part" : "the concept",
+      ". In brackets, what comes out in 90 % of the ways in which its patches may be mistaken, if that differs. Believe that it matters if as many patches elsewhere, or as much attention, cost less."));
 }
 
 /** A concept's typical patches; built once, since moving over patches asks for the same few again and again. */
