@@ -17,6 +17,7 @@ from pace.explanation import Array, Explanation
 from pace.fitting import loop
 from pace.fitting.arguments import (
     alpha_of,
+    check_origin,
     check_pair,
     check_type,
     plain_parameters,
@@ -141,6 +142,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int  # batches of `partial_fit` so far
     prefix_tokens_: int  # that counted beside the patches
+    origin_: dict[str, str] | None  # model, block, attention block and preprocessing, as `Observations.origin` has them
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -424,6 +426,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _check_fits(self, observations: Observations, predictions: bool = True) -> None:
         concepts = self._fitted()
         check_type(observations)
+        check_origin(observations.origin, getattr(self, "origin_", None))
         dim, known = len(concepts.offset), concepts.label_head.shape[1]
         if observations.dim != dim:
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
@@ -463,6 +466,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
         self.updates_ = settings.updates
         self.n_features_in_, self.prefix_tokens_ = observations.dim, observations.prefix_tokens
+        self.origin_ = observations.origin
         self._learn_intervals(observations)
 
     def _learn_intervals(self, observations: Observations) -> None:

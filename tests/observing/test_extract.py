@@ -259,7 +259,7 @@ def test_a_real_backbone_is_observed_from_a_folder_into_a_store(folder, tmp_path
     assert repr(in_memory) == repr(stored) == "Observations(21 images, 4 tokens (2 x 2), d = 12, 3 classes)"
     same(stored, in_memory.batch(slice(None)), 2e-3)
     assert model.training
-    with pytest.raises(ValueError, match="layer was 1, now 0"):
+    with pytest.raises(ValueError, match="block was 1, now 0"):
         Backbone(model, layer=0).observe(folder, store=tmp_path)
     with pytest.raises(ValueError, match="prefix tokens was 0, now 1"):
         Backbone(model, count_cls=True).observe(folder, store=tmp_path)

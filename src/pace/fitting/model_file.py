@@ -25,8 +25,15 @@ from pace.model.statistics import Statistics
 if TYPE_CHECKING:
     from pace.explainer import PACE
 
-FORMAT = "pace-model-3"
-_HEADER = ("updates_", "n_steps_", "prefix_tokens_", "converged_", "interrupted_")  # attributes that JSON can hold
+FORMAT = "pace-model-4"
+_HEADER = (
+    "updates_",
+    "n_steps_",
+    "prefix_tokens_",
+    "origin_",
+    "converged_",
+    "interrupted_",
+)  # attributes that JSON can hold
 
 
 def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None:

@@ -23,7 +23,7 @@ from pace.images.imageset import OnError
 from pace.images.perturb import Indices
 from pace.observations import Batch, Observations
 from pace.observing.pipeline import Behind, uploaded
-from pace.observing.sources import BackboneLike, Images, Source, open_source
+from pace.observing.sources import BackboneLike, Images, Source, open_source, origin_of
 from pace.observing.store import Index, StoreWriter, check, extremes
 from pace.progress import progress as progress_bar
 
@@ -115,7 +115,8 @@ def _extract(
     if source.shuffles and any(perturb or store for perturb, store in views):
         raise ValueError("images: this DataLoader shuffles, so a second pass would differ; pass shuffle=False")
     with ExitStack() as stack:
-        sinks = [stack.enter_context(_sink(backbone, source, *view)) for view in views]
+        origin = origin_of(backbone)
+        sinks = [stack.enter_context(_sink(backbone, source, origin, *view)) for view in views]
         gaps = [sink.gaps for sink in sinks]
         spans = _spans(gaps)
         done = 0 if source.total is None else source.total - sum(len(span) for span in spans)
@@ -136,18 +137,16 @@ def _extract(
 
 
 def _sink(
-    backbone: BackboneLike, source: Source, perturb: Perturb | None, store: Path | None
+    backbone: BackboneLike, source: Source, origin: dict[str, str], perturb: Perturb | None, store: Path | None
 ) -> AbstractContextManager[_Memory | StoreWriter]:
     """Where the observations of a view go."""
     grid, prefix_tokens = backbone.grid(*source.size), backbone.prefix_tokens
     if store is None:
-        return nullcontext(_Memory(source.total, grid, prefix_tokens))
+        return nullcontext(_Memory(source.total, grid, prefix_tokens, origin))
     if perturb is not None and not hasattr(perturb, "fingerprint"):
         raise ValueError("perturb: needs a method fingerprint() for its observations to be stored")
     facts = {
-        "model": backbone.fingerprint(),
-        "layer": str(backbone.layer),
-        "preprocessing": str(backbone.preprocessing),
+        **origin,
         "images": source.fingerprint(),
         "perturbation": "none" if perturb is None else perturb.fingerprint(),
     }
@@ -163,10 +162,10 @@ def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
 class _Memory:
     """Observations in memory, filled batch by batch, as a `StoreWriter` is."""
 
-    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int) -> None:
+    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int, origin: dict[str, str]) -> None:
         self.gaps = [range(sys.maxsize if total is None else total)]
         self._total, self._count = total, 0
-        self._grid, self._prefix_tokens = grid, prefix_tokens
+        self._grid, self._prefix_tokens, self._origin = grid, prefix_tokens, origin
         self._crops: list[NDArray[np.float32]] = []
 
     def append(self, start: int, batch: Batch, bounds: Tensor, crops: NDArray[np.float32] | None) -> None:
@@ -184,7 +183,8 @@ class _Memory:
     def finish(self, total: int | None) -> Observations:
         arrays = self._arrays.map(lambda array: array[: self._count])
         crops = np.concatenate(self._crops) if self._crops else None
-        return Observations(*arrays, self._grid, self._prefix_tokens, crops=crops, check=False)
+        layout = self._grid, self._prefix_tokens
+        return Observations(*arrays, *layout, crops=crops, origin=self._origin, check=False)
 
 
 def new_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -38,6 +38,16 @@ class BackboneLike(Protocol):
     def __call__(self, images: Tensor) -> Batch: ...
 
 
+def origin_of(backbone: BackboneLike) -> dict[str, str]:
+    """`Observations.origin`: the plainest difference first, since any of them changes the fingerprint too."""
+    return {
+        "block": str(backbone.layer),
+        "attention block": str(getattr(backbone, "attention_layer", backbone.layer)),
+        "preprocessing": str(backbone.preprocessing),
+        "model": backbone.fingerprint(),
+    }
+
+
 @dataclass
 class Source:
     """`batches(spans)` yields the numbers of some images and their pixels, (B, 3, H, W) in [0, 1] or uint8."""

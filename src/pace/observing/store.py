@@ -172,7 +172,11 @@ class ObservationStore:
             row = layouts[0][name][1]
             dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
             arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers)
-        return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
+        layout: Any = {"grid": self._index.grid, "prefix_tokens": self._index.prefix_tokens}
+        origin = {
+            name: fact for name, fact in self._index.fingerprint.items() if name not in ("images", "perturbation")
+        }
+        return Observations(**arrays, **layout, origin=origin, check=False)
 
     def verify(self) -> None:
         """Read every shard and compare its checksum; a ValueError names the damaged ones."""
@@ -328,5 +332,5 @@ def _refuse_other(folder: Path, found: Index, wanted: Index) -> None:
         return known if found.total is None or wanted.total is None else {**known, "number of images": index.total}
 
     old, new = facts(found), facts(wanted)
-    if differs := [f"{name} was {old[name]}, now {new[name]}" for name in new if old[name] != new[name]]:
+    if differs := [f"{name} was {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]]:
         raise ValueError(f"{folder} holds other observations: {'; '.join(differs)}. Name another folder for these")
