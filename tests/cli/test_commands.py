@@ -136,7 +136,7 @@ def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere
     assert "prediction: " in outcome.out
     assert "90 % interval" in outcome.out
     assert "concepts in use of" in outcome.out
-    assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png"}
+    assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png", "explanation.csv"}
     assert "amber/0.png" in (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from pace import __version__
-from pace.cli.commands import benchmark, demo, evaluate, explain, extract, finetune, fit, report
+from pace.cli.commands import benchmark, compare, demo, evaluate, explain, extract, finetune, fit, report, runs
 from pace.cli.errors import line_of, one_line
 from pace.cli.options import with_options
 from pace.cli.output import as_json, complain, first_process, on_terminal, warnings_in_one_line
@@ -114,3 +114,5 @@ def _pace(
 for _module in (demo, finetune, extract, fit, explain, evaluate, report, benchmark):
     _name = _module.__name__.rpartition(".")[2]  # each has the command of its own name
     app.command()(with_options(getattr(_module, _name)))
+for _reads in (runs.runs, compare.compare):  # these write no folder
+    app.command()(_reads)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pace.backbones import Backbone, ModelChoice
-    from pace.explainer import PACE
     from pace.images import ImageSet
+    from pace.model_explainer import ModelExplainer
     from pace.observations import Observations
 
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
 CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
-CONCEPTS, GALLERY = "concepts.safetensors", "gallery.json"  # of a run of `pace fit`
-_HEAD = "head.safetensors"
 _ORIGINAL, _PERTURBED = "original", "perturbed"  # folders of a run of `pace extract`
 _HELD_OUT = 5  # one image in five
 
@@ -96,21 +95,18 @@ class OpenedModel:
 
     def record(self) -> dict[str, Any]:
         """For ``run.json``: enough to open the same model again, and to notice another one."""
-        return {
-            **asdict(self.choice),
-            "head": None if self.backbone.head is None else _HEAD,
-            "fingerprint": self.backbone.fingerprint(),
-            "preprocessing": asdict(self.backbone.preprocessing),
-            "class_names": self.class_names,
-        }
+        from pace.model_explainer import model_record
+
+        return model_record(self.backbone, self.choice) | {"class_names": self.class_names}
 
     def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
         """The probe, if there is one, and the names of the predicted classes."""
         from pace.backbones.heads import save_probe
+        from pace.model_explainer import HEAD
         from pace.showing.summary import class_names
 
         if self.backbone.head is not None:
-            save_probe(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+            save_probe(self.backbone.head, run.file(HEAD))  # type: ignore[arg-type]
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
 
@@ -163,16 +159,27 @@ def open_images_and_model(
     return opened, explained
 
 
-def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> OpenedModel:
-    """The model of a run, which must still be the same: explanations of another one would be meaningless."""
-    from pace.backbones import ModelChoice
+def reopen_model(run: Run, device: torch.device, moved: str | nn.Module | None = None) -> OpenedModel:
+    """The model of a run, which must still be the same: explanations of another one would be meaningless.
+
+    `moved` says where it is now, or is the model itself.
+    """
+    from pace.backbones import Backbone, ModelChoice
     from pace.backbones.heads import load_probe
 
     kept = run.record["model"]
     choice = ModelChoice(**{field.name: kept[field.name] for field in fields(ModelChoice)})
     try:
         head = load_probe(run.file(kept["head"])) if kept["head"] else None
-        model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
+        if not (choice.name or moved):
+            raise Problem(
+                f"{run.folder} was saved in Python; pace.load_run({str(run.folder)!r}, model=…) takes its model"
+            )
+        if moved is None or isinstance(moved, str):
+            model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
+        else:
+            at = choice.layer, head, choice.count_cls, choice.attention_layer
+            model = OpenedModel(Backbone(moved, *at), replace(choice, name="this model"), None)  # type: ignore[arg-type]
     except FileNotFoundError as error:
         raise Problem(f"{line_of(error)}; if the model of {run.folder} has moved, say where with --model") from None
     if model.backbone.fingerprint() != kept["fingerprint"]:
@@ -226,21 +233,18 @@ def _checked(observations: Observations, perturbed: Observations | None = None) 
 
 @dataclass(frozen=True)
 class FitRun:
+    """A run of `pace fit`, and what it learned."""
+
     run: Run
     device: torch.device
-    concepts: PACE
-    model: OpenedModel
+    fitted: ModelExplainer
 
     @property
     def in_use(self) -> str:
         """How many concepts are in use, and in which run."""
-        total, empty = len(self.concepts.means_), len(self.concepts.empty_concepts_)
+        concepts = self.fitted.concepts
+        total, empty = len(concepts.means_), len(concepts.empty_concepts_)
         return f"{total - empty} of {total} concepts in use of {self.run.folder}"
-
-    def gallery(self) -> list[list[str]]:
-        """For every concept the names of the images that show it best."""
-        names: list[list[str]] = json.loads(self.run.file(GALLERY).read_bytes())["images"]
-        return names
 
     def other_images(self, given: ImageOptions) -> ImageOptions:
         """The images given, or those of the fit; by default their test split, if they have splits."""
@@ -272,8 +276,6 @@ class FitRun:
 def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     """The run that the options name, or the latest one; the record of this command then names it too."""
     device = device_of(options.device)
-    from pace import PACE
-
     runs = all_runs("fit") if options.fit_run is None else [open_run(options.fit_run, "fit")]
     if not runs:
         raise Problem("no run in runs/; make one with `pace fit`, or name one with --run")
@@ -284,5 +286,32 @@ def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     if status == "interrupted":
         warnings.warn(f"{run.folder} was stopped after {results['epochs']} epochs, before it converged", stacklevel=2)
     ctx.params["fit_run"] = str(run.folder.resolve())
+    return FitRun(run, device, _explainer_of(run, device, options.moved))
+
+
+def _explainer_of(run: Run, device: torch.device, model: str | nn.Module | None) -> ModelExplainer:
+    from pace.explainer import PACE
+    from pace.metrics import Scores
+    from pace.model_explainer import CONCEPTS, GALLERY, ModelExplainer
+
     concepts = PACE.load(run.file(CONCEPTS), device=str(device))
-    return FitRun(run, device, concepts, reopen_model(run, device, options.moved))
+    opened, gallery = reopen_model(run, device, model), json.loads(run.file(GALLERY).read_bytes())["images"]
+    images = partial(reopen_images, run) if run.record["images"]["images"] else None
+    scored = evaluations_of(run, all_runs("evaluate", run.folder.parent))
+    scores = Scores.from_dict(scored[-1].record["results"]) if scored else None
+    return ModelExplainer(opened.backbone, concepts, opened.class_names, gallery, images, scores, opened.choice)
+
+
+def load_run(folder: str | PathLike[str], model: Any = None, device: str = "auto") -> ModelExplainer:
+    """What `pace fit` or `ModelExplainer.save` wrote: model, block, head, preprocessing, concepts, class names and scores.
+
+    `model` is where the model is, if it has moved, or the model itself, which a fit in Python needs unless it was named.
+    """
+    given = str(model) if isinstance(model, PathLike) else model
+    return _explainer_of(open_run(str(folder), "fit"), device_of(device), given)
+
+
+def evaluations_of(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """Those of some runs of `pace evaluate` that scored this fit, oldest first."""
+    ours = str(run.folder.resolve())
+    return [one for one in runs if one.record["configuration"]["fit_run"] == ours and one.record["results"]]

@@ -30,7 +30,7 @@ _NOT_RECORDED = ("out", "config", "json", "debug", "every")  # options that do n
 _PATHS = frozenset(  # options that may name a file or folder
     ["images", "data_root", "model", "moved", "backbone", "fit_run", "observations", "evaluation", "pictures", "add"]
 )
-_RUNS = Path("runs")
+RUNS = Path("runs")
 
 GENERATED = ("color", "birds")  # the names that pace.images.open_images knows, without and with a folder of their own
 DATASETS = (*GENERATED, "flower", "cars", "cub")
@@ -122,10 +122,10 @@ def open_run(path: str, command: str) -> Run:
     return Run(folder if folder.is_dir() else folder.parent, record)
 
 
-def all_runs(command: str) -> list[Run]:
-    """The runs of this command in runs/ that have results, oldest first."""
+def all_runs(command: str, folder: Path = RUNS) -> list[Run]:
+    """The runs of this command in a folder that have results, oldest first."""
     found = []
-    for file in _RUNS.glob(f"*/{_FILE}"):
+    for file in folder.glob(f"*/{_FILE}"):
         with suppress(Problem):
             run = open_run(str(file), command)
             if run.record["results"]:
@@ -147,7 +147,7 @@ def _own(folder: Path, command: str) -> Path:
 
 
 def _new(name: str) -> Path:
-    first = folder = _RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    first = folder = RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     number = 1
     while folder.exists():
         number += 1

@@ -47,6 +47,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["refinement"] = torch.from_numpy(model.refinement_)
     tensors["drift"] = torch.tensor(model.refinement_drift_ or (), dtype=torch.float64)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
+    tensors["evidence"] = torch.from_numpy(model.evidence_)
     tensors["share_prior"] = torch.from_numpy(model.share_prior_)
     if model.neighbours_ is not None:
         tensors["neighbours"] = torch.from_numpy(model.neighbours_)
@@ -102,6 +103,7 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model.refinement_ = tensors["refinement"].numpy()
     model.refinement_drift_ = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
     model.concept_weights_ = tensors["concept_weights"].numpy()
+    model.evidence_ = tensors["evidence"].numpy()
     model.share_prior_ = tensors["share_prior"].numpy()
     model.neighbours_ = tensors["neighbours"].numpy() if "neighbours" in tensors else None
     model.n_iter_ = len(model.lower_bounds_)

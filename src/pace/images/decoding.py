@@ -36,20 +36,26 @@ def decode(path: Path) -> Tensor:
     orientation is applied, and 16-bit values are scaled to 8 bits. Colour profiles are ignored, as in the pipelines that
     trained the usual models.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         with Image.open(path, formats=_FORMATS) as image:
             image.load()
-            rgb = _to_rgb(image)
-            with suppress(Exception):  # damaged metadata of any kind; the picture itself is fine
-                rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
-                rgb = ImageOps.exif_transpose(rgb)
-            pixels = np.array(rgb)
+            return upright(image)
     except Exception as error:  # decoders raise nearly anything on damaged data: OSError, SyntaxError, struct.error, …
         raise UnreadableImageError(path, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def upright(image: Image) -> Tensor:
+    """A Pillow image as `decode` gives those in files."""
+    from PIL import ImageOps
+
+    rgb = _to_rgb(image)
+    with suppress(Exception):  # damaged metadata of any kind; the picture itself is fine
+        rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+        rgb = ImageOps.exif_transpose(rgb)
     # Channels stay last in memory: that is how they were decoded, and resizing is fastest that way.
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 
 
 def _to_rgb(image: Image) -> Image:

@@ -49,9 +49,10 @@ def observe(
     Parameters
     ----------
     images
-        A tensor (M, 3, H, W), float in [0, 1] or uint8, at a size the model takes; a DataLoader of such batches or of
-        pairs that begin with one; an `ImageSet`, which is resized and cropped as the model needs; or anything that
-        `pace.images.open_images` opens: a dataset's name (with `data_root` and `split`) or a folder.
+        A file, a folder, a dataset's name (with `data_root` and `split`), an `ImageSet`; a Pillow image, an array (h, w, 3)
+        or a tensor (3, h, w), float in [0, 1] or uint8; a list of any of these. They are resized and cropped as the model
+        needs. A batch, (M, 3, H, W) as a tensor or (M, H, W, 3) as an array, and a DataLoader of tensors or of pairs that begin
+        with one, are taken as they are: at a size the model takes.
     perturb
         Observe the perturbed view of the same images: True for the paper's perturbation with `seed`, or any
         ``perturb(batch, indices)`` on images in [0, 1]. If it has a method ``crops(indices, size)``, as the paper's

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from pace.images import ImageSet, PreprocessingLike, open_images
+from pace.images import ImageSet, PreprocessingLike
+from pace.images.given import images_from
 from pace.images.imageset import OnError
 from pace.images.loading import Batches, decoded
 from pace.observations import Batch
 
-# Pixels in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), or a set, its name or its folder.
-Images = Tensor | DataLoader[Any] | ImageSet | str | os.PathLike[str]
+# Pixels in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), or what `images_from` takes.
+Images = Any
 
 
 class BackboneLike(Protocol):
@@ -70,17 +71,15 @@ def open_source(
 ) -> Source:
     if batch_size < 1:
         raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
-    if isinstance(images, (str, os.PathLike)):
-        images = open_images(images, data_root, split, on_error)
+    images = images_from(images, data_root, split, on_error)
     if isinstance(images, Tensor):
         return _from_tensor(images, batch_size)
     if isinstance(images, DataLoader):
         return _from_loader(images)
     if isinstance(images, ImageSet):
         return _from_set(images, backbone, batch_size, workers)
-    raise ValueError(
-        f"images: expected a tensor, a DataLoader, an ImageSet, a folder or a dataset's name; found {type(images).__name__}"
-    )
+    expected = "a file, a folder, a dataset's name, an image, a list of these, a tensor or a DataLoader"
+    raise ValueError(f"images: expected {expected}; found {type(images).__name__}")
 
 
 def _chunks(spans: Sequence[range], size: int) -> list[range]:

@@ -167,16 +167,17 @@ class ObservationStore:
             missing = f"images {holes[0].start} to {holes[0].stop - 1}"
             raise ValueError(f"{self.path} lacks {missing}; run the extraction again to fill them in")
         layouts = [_layout(self.path / shard.file) for shard in self.shards]
-        arrays, numbers = {}, np.arange(self.shards[-1].stop)
+        arrays: dict[str, Any] = {}
+        numbers = np.arange(self.shards[-1].stop)
         for name in set(layouts[0]).intersection(*layouts):  # shards of an older version lack crops
             row = layouts[0][name][1]
             dtype = np.result_type(*(layout[name][0] for layout in layouts))  # float32 if any shard is
             arrays[name] = StoredArray(self.path, self.shards, name, dtype, row, numbers)
-        layout: Any = {"grid": self._index.grid, "prefix_tokens": self._index.prefix_tokens}
+        arrays |= {"grid": self._index.grid, "prefix_tokens": self._index.prefix_tokens}
         origin = {
             name: fact for name, fact in self._index.fingerprint.items() if name not in ("images", "perturbation")
         }
-        return Observations(**arrays, **layout, origin=origin, check=False)
+        return Observations(**arrays, origin=origin, check=False)
 
     def verify(self) -> None:
         """Read every shard and compare its checksum; a ValueError names the damaged ones."""

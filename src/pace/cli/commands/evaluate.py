@@ -36,7 +36,7 @@ def evaluate(
     from pace.metrics import hide
     from pace.metrics.ground_truth import known_truth
 
-    backbone, how = found.model.backbone, (images.seed, fit.batch_size)
+    backbone, how = found.fitted.backbone, (images.seed, fit.batch_size)
     choice = found.other_images(images)
     test, rest = found.test_images(choice)
     with running(ctx, choice.images, device=found.device, images=image_record(choice, test)) as run:
@@ -52,7 +52,7 @@ def evaluate(
             order = np.random.default_rng(images.seed).permutation(len(test))
             hiding = hide(backbone, test, np.sort(order[:hidden_images]))
         more: dict[str, Any] = {"hiding": hiding, "bootstrap": bootstrap, "seed": images.seed, **truth}
-        scores = score(found.concepts, train, seen, perturbed, **more)
+        scores = score(found.fitted.concepts, train, seen, perturbed, **more)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
     show_scores(scores, every)
     say(f"{len(test)} images, {found.in_use}")

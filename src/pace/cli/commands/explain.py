@@ -11,22 +11,18 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem, line_of
-from pace.cli.opening import FitRun, open_fit, reopen_images
+from pace.cli.opening import open_fit
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from pace.explanation import Array
     from pace.images import ImageSet
-    from pace.observations import Observations
+    from pace.model_explainer import ModelExplanation
 
 _PRINTED = 20  # pictures; the rest is in the files
 _DRAWN = 3  # pictures in the figure
 _REPORTED = 400  # pictures in the report
 _EXAMPLES = 3  # images of the fit per concept
-_DIGITS = 6
 _PICTURES = typer.Argument(help="Image files, or folders of them.", show_default=False)
 
 
@@ -52,19 +48,18 @@ def explain(
     """
     images = _open_pictures(pictures, skip_unreadable)
     found = open_fit(ctx, fit)
-    from pace.observing.extract import observe
-
     with running(ctx, Path(pictures[0]).stem or "pictures", device=found.device) as run:
-        observed = observe(found.model.backbone, images, batch_size=fit.batch_size)
-        run.record["results"] = results = _findings(found, images, observed, top, level)
+        explanation = found.fitted(images, batch_size=fit.batch_size)
+        run.record["results"] = results = _findings(explanation, top, level)
+        explanation.to_csv(run.file("explanation.csv"), level)
         explained = results["images"]
-        shown = images.subset(range(min(len(images), _REPORTED)))
-        concepts = [row["concept"] for picture in explained[: len(shown)] for row in _rows(picture)]
-        _write(run, found, shown, concepts, fit.batch_size, level)
+        shown = min(len(images), _REPORTED)
+        concepts = [row["concept"] for picture in explained[:shown] for row in _rows(picture)]
+        _write(run, explanation[:shown], concepts, fit.batch_size, level)
     for picture in explained[:_PRINTED]:
         _show(picture, level)
     if len(explained) > _PRINTED:
-        say(f"and {len(explained) - _PRINTED} more pictures; the report shows the first {len(shown)}")
+        say(f"and {len(explained) - _PRINTED} more pictures; the report shows the first {shown}")
     say(found.in_use)
     say(f"written to {run.folder}")
     say(run.file("report.html").resolve().as_uri())
@@ -89,52 +84,13 @@ def _open_pictures(paths: Sequence[str], skip_unreadable: bool) -> ImageSet:
     return ImageFiles(Path(), list(dict.fromkeys(files)), on_error="skip" if skip_unreadable else "raise")
 
 
-def _findings(fit: FitRun, images: ImageSet, observed: Observations, top: int, level: float) -> dict[str, Any]:
-    """As ``run.json`` has them: prediction and concepts of every picture, and their names where they are kinds of parts."""
-    from pace.naming import concept_names
-    from pace.showing.summary import predicted_classes
-
-    explanation = fit.concepts.explain(observed)
-    assert explanation.phi is not None
-    evidence, *shares = _rounded(fit.concepts.label_head_, explanation.theta, *explanation.interval(level))
-    by_part = explanation.part_of is not None
-    part_shares = _rounded(explanation.parts, *explanation.part_interval(level)) if by_part else []
-    called = concept_names(explanation.part_of, fit.concepts.concept_weights_)
-    kinds = [{"part": name.part, "kind": name.kind} if by_part else {} for name in called]
-    patches = explanation.phi[:, explanation.prefix_tokens :].argmax(2)
-    names, predicted = fit.model.class_names, predicted_classes(observed)
-    gallery = fit.gallery()
-
-    def row(k: int, share: list[float], prediction: dict[str, Any] | None) -> dict[str, Any]:
-        eta = evidence[k, prediction["class"]] if prediction else None
-        sure = dict(zip(("theta", "low", "high"), share, strict=True))
-        return {"concept": int(k), **kinds[k], **sure, "eta": eta, "examples": gallery[k][:_EXAMPLES]}
-
-    found = []
-    for number, name in enumerate(images.names):
-        prediction: dict[str, Any] | None = None
-        if predicted is not None and names is not None and observed.predictions is not None:
-            c = int(predicted[number])
-            probability = round(float(observed.predictions[number, c]), _DIGITS)
-            prediction = {"class": c, "name": names[c], "probability": probability}
-        picture: dict[str, Any] = {"picture": name, "prediction": prediction}
-        picture["top_concepts"] = [
-            row(k, [values[number, k] for values in shares], prediction)
-            for k in explanation.shown_concepts(number, top)
-        ]
-        if by_part:
-            picture["top_parts"] = [
-                row(explanation.kind_of(number, p), [values[number, p] for values in part_shares], prediction)
-                for p in explanation.shown_parts(number, top)
-            ]
-        picture["theta"] = shares[0][number]
-        picture["patch_concepts"] = patches[number].reshape(explanation.grid or -1)
-        found.append(picture)
-    return {"level": level, "images": found, **({"concepts": kinds} if by_part else {})}
-
-
-def _rounded(*arrays: Array) -> list[Array]:
-    return [values.astype(float).round(_DIGITS) for values in arrays]
+def _findings(explanation: ModelExplanation, top: int, level: float) -> dict[str, Any]:
+    """As ``run.json`` has them: what the library says of every picture, and images of the fit that show the same."""
+    found = explanation.to_dict(level, top)
+    for picture in found["images"]:
+        for row in picture["top_concepts"] + picture.get("top_parts", []):
+            row["examples"] = explanation.explainer.gallery[row["concept"]][:_EXAMPLES]
+    return found
 
 
 def _rows(picture: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,45 +99,26 @@ def _rows(picture: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _write(run: Run, fit: FitRun, images: ImageSet, concepts: Sequence[int], batch_size: int, level: float) -> None:
+def _write(run: Run, explanation: ModelExplanation, concepts: Sequence[int], batch_size: int, level: float) -> None:
     """A figure and a report of the pictures, together with the images of the fit that show the same concepts best."""
-    from pace.observing.extract import observe
     from pace.showing import figures
-    from pace.showing.report import write_report
 
-    title = f"What the transformer sees in {images.names[0] if len(images) == 1 else f'{len(images)} pictures'}"
-    drawn = range(min(len(images), _DRAWN))
+    fitted, own = explanation.explainer, explanation.images
+    title = f"What the transformer sees in {own.names[0] if len(own) == 1 else f'{len(own)} pictures'}"
+    images = own
     try:
-        images = _with_examples(fit, images, concepts)
+        images = fitted.with_examples(own, concepts)
     except (ValueError, OSError) as error:
         warnings.warn(f"concepts are only shown in these pictures: {line_of(error)}", stacklevel=2)
-    backbone, names = fit.model.backbone, fit.model.class_names
-    shown: Any = (fit.concepts, images, observe(backbone, images, batch_size=batch_size))
-    how: Any = {"preprocessing": backbone.preprocessing, "class_names": names}
     with busy("drawing"):
-        figures.save(figures.three_levels(*shown, shown=drawn, level=level, **how), run.file("figure.png"))
+        whole = explanation if images is own else fitted(images, batch_size=batch_size)
+        how: Any = {"preprocessing": fitted.backbone.preprocessing, "class_names": fitted.class_names, "level": level}
+        drawn = figures.three_levels(
+            fitted.concepts, images, whole.observations, shown=range(min(len(own), _DRAWN)), **how
+        )
+        figures.save(drawn, run.file("figure.png"))
     with busy("writing the report"):
-        write_report(run.file("report.html"), *shown, title=title, **how)
-
-
-def _with_examples(fit: FitRun, images: ImageSet, concepts: Sequence[int]) -> ImageSet:
-    """The images, followed by those of the fit that show these concepts best."""
-    from pace.images import ImageSet
-
-    seen, gallery = reopen_images(fit.run), fit.gallery()
-    best = dict.fromkeys(name for concept in concepts for name in gallery[concept][:_EXAMPLES])
-    place = {name: number for number, name in enumerate(seen.names)}
-    examples = seen.subset(place[name] for name in best)
-
-    class Joined(ImageSet):
-        def __getitem__(self, index: int) -> Tensor:
-            return images[index] if index < len(images) else examples[index - len(images)]
-
-        def fingerprint(self) -> str:
-            return f"{images.fingerprint()}+{examples.fingerprint()}"
-
-    names = [f"{name} (example)" if name in images.names else name for name in examples.names]
-    return Joined([*images.names, *names], None, None)
+        whole.report(run.file("report.html"), title)
 
 
 def _show(picture: dict[str, Any], level: float) -> None:
@@ -193,12 +130,12 @@ def _show(picture: dict[str, Any], level: float) -> None:
     head = [first, "share θ", f"{100 * level:g} % interval", "also seen in"]
     if prediction:
         say(f"prediction: {prediction['name']} ({100 * prediction['probability']:.1f} %)")
-        head.insert(3, f"η for {prediction['name']}")
+        head.insert(3, f"speaks for {prediction['name']}")
     rows = []
     for concept in _rows(picture):
         interval = f"{concept['low']:.3f} to {concept['high']:.3f}"
-        eta = [] if concept["eta"] is None else [f"{concept['eta']:+.2f}"]
+        speaks = [] if concept["evidence"] is None else [f"{concept['evidence']:+.2f}"]
         name = kind_label(concept["part"], concept["kind"]) if "part" in concept else str(concept["concept"])
-        rows.append([name, f"{concept['theta']:.3f}", interval, *eta, concept["examples"][0]])
+        rows.append([name, f"{concept['theta']:.3f}", interval, *speaks, *concept["examples"][:1]])
     table(head, rows, words=(0, len(head) - 1))
     say()

@@ -9,7 +9,7 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.opening import FitRun, image_record, observe_images, open_fit, open_images
+from pace.cli.opening import FitRun, evaluations_of, image_record, observe_images, open_fit, open_images
 from pace.cli.output import busy, say
 from pace.cli.runs import Run, all_runs, open_run, running
 
@@ -53,19 +53,19 @@ def report(
     scored = _evaluation(found, evaluation)
     ctx.params["evaluation"] = None if scored is None else str(scored.folder.resolve())
     scores = None if scored is None else Scores.from_dict(scored.record["results"])
-    backbone = found.model.backbone
+    backbone = found.fitted.backbone
     with running(ctx, choice.images, device=found.device, images=image_record(choice, shown)) as run:
         seen, perturbed = observe_images(backbone, shown, pairs, images.seed, fit.batch_size)
         with busy("writing the report"):
             file = write_report(
                 run.file("report.html"),
-                found.concepts,
+                found.fitted.concepts,
                 shown,
                 seen,
                 perturbed=perturbed,
                 perturbed_images=_perturbed(shown, backbone.preprocessing, images.seed) if pairs else None,
                 scores=scores,
-                class_names=found.model.class_names,
+                class_names=found.fitted.class_names,
                 preprocessing=backbone.preprocessing,
                 title=title or f"What the transformer sees in {Path(str(choice.images)).name}",
             )
@@ -81,8 +81,7 @@ def report(
 def _evaluation(fit: FitRun, given: str | None) -> Run | None:
     """The run of `pace evaluate` that was given, or the latest one of this fit, if any."""
     runs = all_runs("evaluate") if given is None else [open_run(given, "evaluate")]
-    ours = str(fit.run.folder.resolve())
-    found = [run for run in runs if run.record["configuration"]["fit_run"] == ours and run.record["results"]]
+    found = evaluations_of(fit.run, runs)
     if given is not None and not found:
         raise Problem(f"--evaluation {given} has no scores of {fit.run.folder}")
     return found[-1] if found else None

@@ -69,7 +69,7 @@ def _labels(images: Images) -> list[str] | None:
 
 
 def view(explanation: Explanation, observations: Observations, with_predictions: bool) -> dict[str, Any]:
-    """One view of the images, original or perturbed: θ with intervals, φ, attention, predictions if there is an η."""
+    """One view of the images, original or perturbed: θ with intervals, φ, attention, predictions if there are classes."""
     phi = np.asarray(explanation.phi)
     strongest = np.argsort(-phi, axis=2, kind="stable")[:, :, :_PATCH_CONCEPTS]
     low, high = explanation.interval(LEVEL)
@@ -198,8 +198,8 @@ def _classes(model: PACE, observations: Observations, theta: Array, names: list[
         found.append([(k, strength, _holders(theta[:, k], own)) for k, strength in top])
     return {
         "classes": names,
-        "evidence": packed(evidence, "i16", 32767 / 2),  # from -2 to 2
-        # The class that θ points to through η, whatever the transformer said.
+        "evidence": packed(evidence, "i16", 32767),  # from -1 to 1
+        # The class that θ points to, whatever the transformer said.
         "pointed": (theta @ evidence).argmax(1).tolist() if names else None,
         "classConcepts": found,
     }
