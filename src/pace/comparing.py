@@ -32,12 +32,13 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
         if images is None:
             if one.images is None:
                 raise ValueError("images: say which both should look at, since those of the first fit are not known")
-            places = np.unique(np.linspace(0, len(one.images) - 1, _SAMPLE).astype(np.int64))
-            images = one.images.subset(places.tolist())
+            images = one.images.subset(np.unique(np.linspace(0, len(one.images) - 1, _SAMPLE).astype(int)).tolist())
         one, other = one(images), other(images)
     if len(one) != len(other):
         raise ValueError(f"expected explanations of the same images; found {len(one)} and {len(other)} images")
-    ours, theirs = _on_one_grid(one, other)
+    maps = _maps(one), _maps(other)
+    grid = np.max([found.shape[1:3] for found in maps], 0)  # patches of the coarser one are repeated
+    ours, theirs = (found[:, _places(found, grid, 1)][:, :, _places(found, grid, 2)] for found in maps)
     both = np.einsum("mrck,mrcl->kl", ours, theirs, optimize=True)
     either = ours.sum((0, 1, 2))[:, None] + theirs.sum((0, 1, 2)) - both
     alike = both / either.clip(1e-12)
@@ -46,14 +47,11 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     return sorted(found, key=lambda match: -match.alike)
 
 
-def _on_one_grid(*explanations: Explanation) -> list[Array]:
-    """φ (M, rows, columns, K) on the finer of the grids, patches of a coarser one repeated."""
-    maps = []
-    for explanation in explanations:
-        phi, grid = explanation._patches()
-        maps.append(phi[:, explanation.prefix_tokens :].reshape(len(phi), *grid, -1))
-    rows, columns = (max(found.shape[axis] for found in maps) for axis in (1, 2))
-    return [
-        found[:, np.arange(rows) * found.shape[1] // rows][:, :, np.arange(columns) * found.shape[2] // columns]
-        for found in maps
-    ]
+def _maps(explanation: Explanation) -> Array:
+    """φ (M, rows, columns, K)."""
+    phi, grid = explanation._patches()
+    return phi[:, explanation.prefix_tokens :].reshape(len(phi), *grid, -1)
+
+
+def _places(maps: Array, grid: Array, axis: int) -> Array:
+    return np.asarray(np.arange(grid[axis - 1]) * maps.shape[axis] // grid[axis - 1])

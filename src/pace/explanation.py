@@ -236,23 +236,27 @@ class Explanation:
         """One row for every part that an image shows, with its kind, or for every concept, largest share first."""
         rows = []
         for picture in self.to_dict(level)["images"]:
-            said = picture["prediction"] or {"name": None, "probability": None}
-            about = {"picture": picture["picture"], "prediction": said["name"], "probability": said["probability"]}
+            said = picture["prediction"] or {}
+            about = {
+                "picture": picture["picture"],
+                "prediction": said.get("name"),
+                "probability": said.get("probability"),
+            }
             rows += [about | row for row in picture.get("top_parts", picture["top_concepts"])]
         return rows
 
     def to_frame(self, level: float = 0.9) -> Any:
         """`to_rows` as a pandas DataFrame."""
         try:
-            import pandas
+            from pandas import DataFrame
         except ModuleNotFoundError:
             raise ModuleNotFoundError("to_frame needs pandas (pip install pandas); to_rows has the same rows") from None
-        return pandas.DataFrame(self.to_rows(level))
+        return DataFrame(self.to_rows(level))
 
     def to_csv(self, path: str | PathLike[str], level: float = 0.9) -> None:
         """`to_rows` as a file that spreadsheets read."""
         rows, text = self.to_rows(level), StringIO()
-        writer = csv.DictWriter(text, list(rows[0]) if rows else ["picture"])
+        writer = csv.DictWriter(text, rows[0])
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(Path(path), text.getvalue().encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pace.atomic import write_atomically
@@ -21,8 +23,8 @@ from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
-from pace.naming import Name, concept_names
-from pace.notebook import explanation_html, model_html
+from pace.naming import use_of
+from pace.notebook import model_html
 from pace.observations import Lazy, Observations
 from pace.observing.extract import observe, observe_pair
 from pace.showing import summary
@@ -56,11 +58,12 @@ class ModelExplainer:
         images: ImageSet | Callable[[], ImageSet] | None = None,
         scores: Scores | None = None,
         choice: ModelChoice | None = None,
+        source: str | PathLike[str] | None = None,
     ) -> None:
         self.backbone, self.concepts, self.scores = backbone, concepts, scores
         self.class_names = None if class_names is None else list(class_names)
         self.gallery = gallery or [[] for _ in concepts.means_]
-        self._images, self._choice = images, choice
+        self._images, self._choice, self._source = images, choice, source  # model and images by name, if they have one
 
     @property
     def images(self) -> ImageSet | None:
@@ -68,20 +71,12 @@ class ModelExplainer:
             self._images = self._images()
         return self._images
 
-    @property
-    def names(self) -> list[Name]:
-        return concept_names(self.concepts.part_of_, self.concepts.concept_weights_)
-
     def __call__(self, images: Any, *, batch_size: int = 64, progress: bool | None = None) -> ModelExplanation:
         """Explain whatever `backbone.observe` takes: a file, a folder, a Pillow image, an array, a tensor, a list of these."""
         given = images_from(images)
         seen = observe(self.backbone, given, batch_size=batch_size, progress=progress)
-        return self.explain(given, seen)
-
-    def explain(self, images: Any, observations: Observations) -> ModelExplanation:
-        """The same for images that were observed already."""
-        found = self.concepts.explain(observations)
-        return ModelExplanation(**vars(found), explainer=self, images=images, observations=observations)
+        found = vars(self.concepts.explain(seen))
+        return ModelExplanation(**found, explainer=self, images=given, observations=seen)
 
     def evaluate(self, images: Any, *, seed: int = 0, batch_size: int = 64, **options: Any) -> Scores:
         """Scores on images that the concepts were not learned from, with what they mean; see `pace.metrics.evaluate`."""
@@ -97,25 +92,37 @@ class ModelExplainer:
     def with_examples(self, images: Any, concepts: Sequence[int]) -> Any:
         """The images, followed by those of the fit that show these concepts best, if they are known."""
         names = dict.fromkeys(name for concept in concepts for name in self.gallery[concept][:_EXAMPLES])
-        if self.images is None or not names or not isinstance(images, ImageSet) or isinstance(images, _Joined):
+        if not names or not isinstance(images, ImageSet) or isinstance(images, _Joined):
             return images
-        place = {name: number for number, name in enumerate(self.images.names)}
-        return _Joined(images, self.images.subset(place[name] for name in names if name in place))
+        try:
+            own = self.images
+        except (ValueError, OSError) as error:
+            warnings.warn(f"concepts are only shown in these pictures: {error}", stacklevel=2)
+            own = None
+        if own is None:
+            return images
+        place = {name: number for number, name in enumerate(own.names)}
+        return _Joined(images, own.subset(place[name] for name in names))
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write a folder as `pace fit` does, which `pace.load_run` and the command line's --run read."""
-        path, choice = Path(folder).expanduser(), self._choice
+        path, source = Path(folder).expanduser(), self._source
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"{path} is there already; choose a new folder")
         path.mkdir(parents=True, exist_ok=True)
         if self.backbone.head is not None:
             save_probe(self.backbone.head, path / HEAD)  # type: ignore[arg-type]
+        if source is not None and Path(source).expanduser().exists():
+            source = Path(source).expanduser().resolve()
+        kept = None if source is None or self.images is None else self.images.fingerprint()
+        how = {"data_root": None, "split": None, "limit": None, "skip_unreadable": False, "seed": self.concepts.seed}
         record: dict[str, Any] = {
             "format": "pace-run-1", "command": "fit", "status": "finished", "folder": str(path.resolve()),
             "started": datetime.now().astimezone().isoformat(timespec="milliseconds"), "seconds": None,
-            "configuration": {"observations": None, "images": None}, "seed": self.concepts.seed,
-            "model": model_record(self.backbone, choice) | {"class_names": self.class_names},
-            "images": {"images": None}, "results": self.write_into(path), "warnings": [],
+            "configuration": {"observations": None}, "seed": self.concepts.seed,
+            "model": model_record(self.backbone, self._choice) | {"class_names": self.class_names},
+            "images": how | {"images": source and str(source), "fingerprint": kept},
+            "results": self.write_into(path), "warnings": [],
         }  # fmt: skip
         write_atomically(path / "run.json", json.dumps(record, indent=1, default=lambda array: array.tolist()).encode())
         return path
@@ -130,7 +137,7 @@ class ModelExplainer:
             "concepts": len(learner.means_),
             "selection": found and {name: getattr(found, name) for name in ("images", "numbers", "bounds", "evidence")},
             "empty_concepts": learner.empty_concepts_,
-            "shares": summary.use_of(learner.concept_weights_).shares,
+            "shares": use_of(learner.concept_weights_).shares,
             "epochs": learner.n_iter_,
             "converged": learner.converged_,
             "interrupted": learner.interrupted_,
@@ -159,7 +166,7 @@ class Reason(NamedTuple):
 class ModelExplanation(Explanation):
     """An `Explanation` that knows its images, what they are called, and what the model predicts.
 
-    In a notebook it shows pictures. Images and observations may be those of more pictures than one.
+    In a notebook it shows pictures.
     """
 
     explainer: ModelExplainer = None  # type: ignore[assignment]
@@ -170,51 +177,45 @@ class ModelExplanation(Explanation):
     def image_names(self) -> list[str]:
         return self.images.names if isinstance(self.images, ImageSet) else super().image_names
 
-    @property
-    def class_names(self) -> list[str]:
-        return summary.class_names(self.explainer.class_names, self.images, self.observations.n_classes)
-
     def prediction(self, image: int) -> dict[str, Any] | None:
         if self.observations.predictions is None:
             return None
         said = np.asarray(self.observations.predictions[image])
         n = int(said.argmax())
-        return {"class": n, "name": self.class_names[n], "probability": round(float(said[n]), _DIGITS)}
+        return {"class": n, "name": self._class_names[n], "probability": round(float(said[n]), _DIGITS)}
 
     def _evidence(self, concept: int, image: int) -> float | None:
         said, evidence = self.prediction(image), self.explainer.concepts.evidence_
-        return round(float(evidence[concept, said["class"]]), _DIGITS) if said and evidence.shape[1] else None
+        return round(float(evidence[concept, said["class"]]), _DIGITS) if said and evidence.size else None
 
     def concepts_of(self, name: str | int, n: int = 5) -> list[tuple[int, float]]:
         """The concepts that speak most for a class in the images predicted as it: mean θ times the evidence, above 0."""
-        number = self._class(name)
+        number, concepts = self._class(name), self.explainer.concepts
         own = np.asarray(self.observations.predictions).argmax(1) == number
-        theta = self.theta[own] if own.any() else self.theta
-        concepts = self.explainer.concepts
-        used = summary.use_of(concepts.concept_weights_).used
-        return summary.class_concepts(theta, concepts.evidence_[:, number], used, n)
+        used = use_of(concepts.concept_weights_).used
+        return summary.class_concepts(
+            self.theta[own if own.any() else slice(None)], concepts.evidence_[:, number], used, n
+        )
 
     def why(self, image: int = 0, one: str | int | None = None, other: str | int | None = None) -> list[Reason]:
         """Why an image is of `one` class and not the `other`, by concept, strongest first; by default the likeliest two."""
-        order = np.argsort(-np.asarray(self._class_shares()[image]), kind="stable")
-        a, b = (order[place] if name is None else self._class(name) for place, name in enumerate((one, other)))
-        evidence, names = self.explainer.concepts.evidence_, self.names
+        likely = np.argsort(-np.asarray(self.observations.predictions[image]), kind="stable")  # type: ignore[index]
+        a, b = (self._class(int(likely[place]) if name is None else name) for place, name in enumerate((one, other)))
+        evidence, names, shown = self.explainer.concepts.evidence_, self.names, self.shown_concepts(image)
         weights = self.theta[image] * (evidence[:, a] - evidence[:, b])
-        shown = self.shown_concepts(image)
         order = shown[np.argsort(-np.abs(weights[shown]), kind="stable")]
         return [Reason(int(k), names[k].long, float(self.theta[image, k]), float(weights[k])) for k in order]
 
-    def _class_shares(self) -> Any:
-        if self.observations.n_classes < 2 or not self.explainer.concepts.evidence_.shape[1]:
-            raise ValueError("this model predicts no classes that concepts could speak for")
-        return self.observations.predictions
+    @property
+    def _class_names(self) -> list[str]:
+        return summary.class_names(self.explainer.class_names, self.images, self.observations.n_classes)
 
     def _class(self, name: str | int) -> int:
-        self._class_shares()
-        names: list[Any] = [*self.class_names]
-        if name not in names and not (isinstance(name, int) and 0 <= name < len(names)):
-            raise ValueError(f"there is no class {name!r}; the first are {', '.join(names[:5])}")
-        return names.index(name) if name in names else int(name)
+        names: list[Any] = self._class_names
+        number = names.index(name) if name in names else name
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            raise ValueError(f"there is no class {name!r} among {len(names)}: {', '.join(names[:5])}, …")
+        return number
 
     def figure(self, image: int = 0) -> Any:
         """A matplotlib figure of one image, its prediction, and where its largest concepts are."""
@@ -250,9 +251,6 @@ class ModelExplanation(Explanation):
 
     def _repr_png_(self) -> bytes:
         return bytes(self.figure()._repr_png_())
-
-    def _repr_html_(self) -> str:
-        return explanation_html(self)
 
 
 def explain_model(
@@ -292,7 +290,8 @@ def explain_model(
     elif isinstance(model, (str, PathLike)):
         choice = ModelChoice(model, layer=layer)
         network, names = open_model(choice)
-        backbone = open_backbone(network, choice, _device(), choose, own)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        backbone = open_backbone(network, choice, device, choose, own)
     elif layer is None:
         backbone = Backbone(model, choose(model), own, attention_layer=-1)
     else:
@@ -308,13 +307,8 @@ def explain_model(
     called = summary.class_names(known, pictures, seen.n_classes) or None
     own_images = pictures if isinstance(pictures, ImageSet) else None
     gallery = None if own_images is None else typical_images(concepts, seen, own_images)
-    return ModelExplainer(backbone, concepts, called, gallery, own_images, choice=choice)
-
-
-def _device() -> Any:
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    source = images if isinstance(images, (str, PathLike)) else None
+    return ModelExplainer(backbone, concepts, called, gallery, own_images, choice=choice, source=source)
 
 
 def model_record(backbone: Backbone, choice: ModelChoice | None) -> dict[str, Any]:

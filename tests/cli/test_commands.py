@@ -136,7 +136,12 @@ def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere
     assert "prediction: " in outcome.out
     assert "90 % interval" in outcome.out
     assert "concepts in use of" in outcome.out
-    assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png", "explanation.csv"}
+    assert {path.name for path in (elsewhere / "seen").iterdir()} == {
+        "run.json",
+        "report.html",
+        "figure.png",
+        "explanation.csv",
+    }
     assert "amber/0.png" in (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
 
 
@@ -209,7 +214,7 @@ def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere
     _, perturbed = read_extracted(open_run("kept", "extract"), pairs=True)
     np.testing.assert_array_equal(perturbed.crops, Perturbation(0).crops(range(12), (32, 32)))
     assert invoke("fit", "--observations", "kept", *QUICK).code == 0
-    assert "layer" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
+    assert "block was 5, now 2" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
 
 
 # -- the layer -------------------------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ def images_of(run: Run) -> ImageOptions:
 
 
 def reopen_images(run: Run) -> ImageSet:
+    if run.record["images"]["images"] is None:
+        raise Problem(f"the images of {run.folder} were given in Python; they cannot be opened again")
     images = open_images(images_of(run))
     if images.fingerprint() != run.record["images"]["fingerprint"]:
         raise Problem(f"the images of {run.folder} have changed since; run `pace {run.record['command']}` again")

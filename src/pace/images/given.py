@@ -38,7 +38,8 @@ class GivenImages(ImageSet):
         super().__init__([_name(image, number) for number, image in enumerate(images)], None, None)
 
     def __getitem__(self, index: int) -> Tensor:
-        return pixels_of(self.given[index], f"image {index}")
+        pixels = pixels_of(self.given[index], f"image {index}")
+        return (pixels * 255).round().to(torch.uint8) if pixels.is_floating_point() else pixels
 
     def _keep(self, positions: list[int]) -> None:
         super()._keep(positions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.errors import Problem, line_of
+from pace.cli.errors import Problem
 from pace.cli.opening import open_fit
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
@@ -105,11 +104,7 @@ def _write(run: Run, explanation: ModelExplanation, concepts: Sequence[int], bat
 
     fitted, own = explanation.explainer, explanation.images
     title = f"What the transformer sees in {own.names[0] if len(own) == 1 else f'{len(own)} pictures'}"
-    images = own
-    try:
-        images = fitted.with_examples(own, concepts)
-    except (ValueError, OSError) as error:
-        warnings.warn(f"concepts are only shown in these pictures: {line_of(error)}", stacklevel=2)
+    images = fitted.with_examples(own, concepts)
     with busy("drawing"):
         whole = explanation if images is own else fitted(images, batch_size=batch_size)
         how: Any = {"preprocessing": fitted.backbone.preprocessing, "class_names": fitted.class_names, "level": level}
