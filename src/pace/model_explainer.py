@@ -109,9 +109,12 @@ class ModelExplainer:
         path, source = Path(folder).expanduser(), self._source
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"{path} is there already; choose a new folder")
+        head = self.backbone.head
+        if not isinstance(head, torch.nn.Linear | None):
+            raise ValueError("save: needs the model's own classifier, or a linear one as head")
         path.mkdir(parents=True, exist_ok=True)
-        if self.backbone.head is not None:
-            save_probe(self.backbone.head, path / HEAD)  # type: ignore[arg-type]
+        if head is not None:
+            save_probe(head, path / HEAD)
         if source is not None and Path(source).expanduser().exists():
             source = Path(source).expanduser().resolve()
         kept = None if source is None or self.images is None else self.images.fingerprint()

@@ -40,8 +40,8 @@ def test_concepts_are_ordered_by_use_and_unused_ones_marked(report):
     assert not {6, 7} & {k for found in data["classConcepts"] for k, _, _ in found}
 
 
-def test_the_class_the_concepts_point_to_has_most_evidence(case, report):
-    expected = (case.explanation.theta @ case.model.evidence_).argmax(1)
+def test_the_class_the_concepts_point_to_is_theta_through_eta(case, report):
+    expected = (case.explanation.theta @ case.model.label_head_).argmax(1)
     assert page_data(report)["pointed"] == expected.tolist()
 
 

@@ -199,8 +199,8 @@ def _classes(model: PACE, observations: Observations, theta: Array, names: list[
     return {
         "classes": names,
         "evidence": packed(evidence, "i16", 32767),  # from -1 to 1
-        # The class that θ points to, whatever the transformer said.
-        "pointed": (theta @ evidence).argmax(1).tolist() if names else None,
+        # The class that θ points to through η, whatever the transformer said.
+        "pointed": (theta @ model.label_head_).argmax(1).tolist() if names else None,
         "classConcepts": found,
     }
 

@@ -87,7 +87,7 @@ function facts() {
       fact(figure(data.effective), "equally used concepts would be as varied as these. If that is far fewer than are in use, a few do most of the work."),
       data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight is on the summary token (CLS), which is not a patch. If that is nearly all of it, patches hardly count."),
       data.pointed && original.predictions && fact(percent(data.pointed.filter((n, m) => n === predictedClass(m)).length / IMAGES, 0),
-        "of the predictions match the class that the concepts point to, with the prediction withheld.")));
+        "of the predictions match the class that the concepts point to (θ through η), with the prediction withheld.")));
 }
 
 function bounds() {
