@@ -3,6 +3,7 @@
 import csv
 import sys
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 import pace
-from pace import Backbone, Explanation
+from pace import Backbone, Explanation, Observations
 from pace.backbones import color_vit
 from pace.images import Color, Folder
 from pace.images.given import images_from
@@ -121,6 +122,11 @@ def test_why_one_class_and_not_another_adds_up_over_concepts(explainer, explanat
     )
     with pytest.raises(ValueError, match="there is no class 'green' among 2: amber"):
         explanation.why(0, "green")
+    seen = explanation.observations
+    blind = replace(explanation, observations=Observations(seen.embeddings, seen.attention, grid=seen.grid))
+    assert blind.to_rows()[0]["evidence"] is None
+    with pytest.raises(ValueError, match="predicts no classes that concepts could speak for"):
+        blind.why(0)
 
 
 def test_images_of_a_concept_and_concepts_of_a_class_are_one_call(explainer, explanation):
@@ -193,7 +199,13 @@ def test_two_models_are_compared_on_the_images_of_the_first(explainer, model, im
     assert all(0 <= match.alike <= 1 for match in found)
 
 
-def test_scores_say_what_to_believe(explainer):
-    scores = explainer.evaluate(Color("test", n_per_class=20, size=112), bootstrap=0)
+def test_scores_say_what_to_believe_of_the_test_split_or_of_a_folder_without_splits(explainer, images, tmp_path):
+    for split in ("train", "test"):
+        for number in range(4 if split == "train" else 6):
+            file = tmp_path / "photos" / split / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[number].permute(1, 2, 0).numpy()).save(file)
+    scores = explainer.evaluate(tmp_path / "photos", bootstrap=0)
     assert scores.verdict
     assert explainer.scores is scores
+    assert explainer.evaluate(tmp_path / "photos" / "test", bootstrap=0).as_dict() == scores.as_dict()

@@ -21,6 +21,7 @@ from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, o
 from pace.backbones.heads import fit_probe, save_probe
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
+from pace.images.datasets import has_splits
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
 from pace.naming import use_of
@@ -79,13 +80,17 @@ class ModelExplainer:
         return ModelExplanation(**found, explainer=self, images=given, observations=seen)
 
     def evaluate(self, images: Any, *, seed: int = 0, batch_size: int = 64, **options: Any) -> Scores:
-        """Scores on images that the concepts were not learned from, with what they mean; see `pace.metrics.evaluate`."""
+        """Scores on unseen images, of their test split if they have splits, and what they mean.
+
+        `options` are those of `pace.metrics.evaluate`.
+        """
         from pace.metrics import evaluate
 
         if self.images is None:
             raise ValueError("evaluate: needs the images of the fit, which are not known; use pace.metrics.evaluate")
         train = observe(self.backbone, self.images, batch_size=batch_size)
-        test = observe_pair(self.backbone, images_from(images, split="test"), seed=seed, batch_size=batch_size)
+        unseen = images_from(images, split="test" if has_splits(images) else "train")
+        test = observe_pair(self.backbone, unseen, seed=seed, batch_size=batch_size)
         self.scores = evaluate(self.concepts, train, *test, seed=seed, **options)
         return self.scores
 
@@ -193,21 +198,24 @@ class ModelExplanation(Explanation):
 
     def concepts_of(self, name: str | int, n: int = 5) -> list[tuple[int, float]]:
         """The concepts that speak most for a class in the images predicted as it: mean θ times the evidence, above 0."""
-        number, concepts = self._class(name), self.explainer.concepts
-        own = np.asarray(self.observations.predictions).argmax(1) == number
-        used = use_of(concepts.concept_weights_).used
-        return summary.class_concepts(
-            self.theta[own if own.any() else slice(None)], concepts.evidence_[:, number], used, n
-        )
+        own = self._predictions.argmax(1) == (number := self._class(name))
+        theta, concepts = self.theta[own if own.any() else slice(None)], self.explainer.concepts
+        return summary.class_concepts(theta, concepts.evidence_[:, number], use_of(concepts.concept_weights_).used, n)
 
     def why(self, image: int = 0, one: str | int | None = None, other: str | int | None = None) -> list[Reason]:
         """Why an image is of `one` class and not the `other`, by concept, strongest first; by default the likeliest two."""
-        likely = np.argsort(-np.asarray(self.observations.predictions[image]), kind="stable")  # type: ignore[index]
+        likely = np.argsort(-self._predictions[image], kind="stable")
         a, b = (self._class(int(likely[place]) if name is None else name) for place, name in enumerate((one, other)))
         evidence, names, shown = self.explainer.concepts.evidence_, self.names, self.shown_concepts(image)
         weights = self.theta[image] * (evidence[:, a] - evidence[:, b])
         order = shown[np.argsort(-np.abs(weights[shown]), kind="stable")]
         return [Reason(int(k), names[k].long, float(self.theta[image, k]), float(weights[k])) for k in order]
+
+    @property
+    def _predictions(self) -> Array:
+        if self.observations.n_classes < 2 or self.explainer.concepts.evidence_.shape[1] < 2:
+            raise ValueError("this model predicts no classes that concepts could speak for; explain_model takes a head")
+        return np.asarray(self.observations.predictions)
 
     @property
     def _class_names(self) -> list[str]:

@@ -62,12 +62,6 @@ def open_images(chosen: ImageOptions) -> ImageSet:
     return images.subset(np.sort(drawn).tolist())
 
 
-def has_splits(images: str | None) -> bool:
-    """Whether it is a dataset, or a folder with train/ or test/ in it."""
-    folder = Path(str(images)).expanduser()
-    return images in DATASETS or any((folder / split).is_dir() for split in ("train", "test"))
-
-
 def image_record(chosen: ImageOptions, images: ImageSet) -> dict[str, Any]:
     """For ``run.json``: enough to open the same images again, and to notice other ones."""
     found = {"count": len(images), "fingerprint": images.fingerprint()}
@@ -250,6 +244,8 @@ class FitRun:
 
     def other_images(self, given: ImageOptions) -> ImageOptions:
         """The images given, or those of the fit; by default their test split, if they have splits."""
+        from pace.images.datasets import has_splits
+
         own = images_of(self.run)
         if given.images is None:
             given = replace(given, images=own.images, data_root=given.data_root or own.data_root)
@@ -261,6 +257,8 @@ class FitRun:
 
         A folder without splits has no unseen images, so a fifth of it is held out of the regressions.
         """
+        from pace.images.datasets import has_splits
+
         if choice.images != images_of(self.run).images or has_splits(choice.images):
             return open_images(choice), None
         seen = reopen_images(self.run)
