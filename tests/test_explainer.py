@@ -55,12 +55,34 @@ def test_credible_intervals_cover_the_true_mixtures():
     assert 0.88 < ((theta >= low) & (theta <= high)).mean() < 0.92
 
 
-def test_a_concept_matters_by_its_share_and_by_how_much_more_it_speaks_for_the_class_than_for_others(data, model):
-    np.testing.assert_allclose(model.evidence_.sum(1), 0, atol=1e-12)  # what all classes share is no evidence for one
+def test_a_concept_speaks_for_a_class_by_how_much_likelier_the_class_is_where_the_concept_is(data, model):
+    seen = data.observations
+    theta, said = model.transform(seen), np.asarray(seen.predictions)
+    expected = theta.T @ said / theta.sum(0)[:, None] - said.mean(0)
+    np.testing.assert_allclose(model.evidence_, expected, atol=0.05)  # θ has its prior in it
+    for n in range(3):  # it ranks: images with most of the first concept are of the class more often than any others
+        mean = [said[np.argsort(-theta[:, k])[:20], n].mean() for k in range(8)]
+        assert np.argmax(mean) == model.evidence_[:, n].argmax()
+    assert len(np.unique(model.evidence_)) == 24
+    found = model.importance(theta[:2], np.array([2, 0]))
+    np.testing.assert_allclose(found, theta[:2] * model.evidence_[:, [2, 0]].T)
+
+
+def test_weights_count_the_patches_of_the_images_and_not_of_their_perturbed_views(data):
+    shifted = Observations(
+        np.repeat(data.means[3][None, None], 21, 1).repeat(100, 0) + 0.1 * data.perturbed.embeddings,
+        data.perturbed.attention, data.perturbed.predictions, prefix_tokens=1,
+    )  # fmt: skip
+    model = PACE(8, covariance="diag", max_iter=20, n_init=1, device="cpu").fit(data.observations, perturbed=shifted)
+    explanation = model.explain(data.observations)
+    weight = data.observations.attention / data.observations.attention.sum(1, keepdims=True)
+    held = 21 * np.einsum("mj,mjk->k", weight, explanation.phi)
+    np.testing.assert_allclose(model.concept_weights_, held, atol=40)
+    assert model.concept_weights_.sum() == pytest.approx(2100, rel=0.01)
+
+
+def test_without_predictions_there_is_no_evidence_and_importance_is_the_share(data, model):
     theta = model.transform(data.observations)[:2]
-    found, head = model.importance(theta, np.array([2, 0])), model.label_head_
-    np.testing.assert_allclose(found[0], theta[0] * (head[:, 2] - head.mean(1)), rtol=1e-5)
-    np.testing.assert_allclose(found[1], theta[1] * (head[:, 0] - head.mean(1)), rtol=1e-5)
     blind = Observations(data.observations.embeddings, data.observations.attention, prefix_tokens=1)
     plain = PACE(2, max_iter=1, n_init=1, covariance="diag", device="cpu", progress=False)
     with warnings.catch_warnings():
@@ -79,12 +101,12 @@ def test_the_prediction_is_withheld_unless_asked_for(data, model):
         model.explain(blind, use_predictions=True)
 
 
-def test_nearest_patches_are_the_nearest_and_never_the_prefix(data, model):
+def test_nearest_patches_are_the_nearest_of_different_images_and_never_the_prefix(data, model):
     found = model.nearest_patches(data.observations, 3, 6)
     distance = np.linalg.norm(data.observations.embeddings[:, 1:] - model.means_[3], axis=2)
-    expected = np.sort(distance.ravel())[:6]
-    np.testing.assert_allclose(found.distances, expected, rtol=1e-4)
-    np.testing.assert_allclose(distance[found.images, found.patches], expected, rtol=1e-4)
+    np.testing.assert_allclose(found.distances, np.sort(distance.min(1))[:6], rtol=1e-4)
+    np.testing.assert_array_equal(found.images, np.argsort(distance.min(1))[:6])
+    np.testing.assert_array_equal(found.patches, distance.argmin(1)[found.images])
 
 
 def test_it_is_a_scikit_learn_estimator(data, capsys):

@@ -21,5 +21,7 @@ def test_import_pace_brings_in_nothing_heavy_and_the_model_no_optional_library()
 
 
 def test_unknown_names_are_attribute_errors():
-    assert "PACE" in dir(pace)
+    assert {"PACE", "explain_model", "load_run", "metrics"} <= set(dir(pace))
+    assert not {"Any", "import_module", "TYPE_CHECKING"} & set(dir(pace))
+    assert all(hasattr(pace, name) for name in dir(pace))
     assert not hasattr(pace, "no_such_name")

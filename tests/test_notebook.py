@@ -29,7 +29,9 @@ def test_an_explanation_is_a_table_of_its_largest_shares_with_intervals():
     explanation = Explanation(gamma / gamma.sum(1, keepdims=True), gamma)
     html = explanation._repr_html_()
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:]]
-    assert [(row[0], row[1]) for row in rows] == [("0", "0"), ("0", "1"), ("1", "1"), ("1", "0"), ("1", "2")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("image 0", "0"), ("", "1"), ("image 1", "1"), ("", "0"), ("", "2"),
+    ]  # fmt: skip
     assert rows[0][2].endswith("0.67")
     low, high = explanation.interval(0.9)
     assert rows[0][3] == f"{low[0, 0]:.2f} to {high[0, 0]:.2f}"
@@ -43,7 +45,9 @@ def test_where_concepts_are_kinds_of_parts_an_explanation_lists_the_parts():
     html = explanation._repr_html_()
     assert ">part and kind</th>" in html
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:]]
-    assert [(row[0], row[1]) for row in rows] == [("0", "B · kind 2"), ("1", "B · kind 1"), ("1", "A · kind 1")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("image 0", "B · kind 2"), ("image 1", "B · kind 1"), ("", "A · kind 1"),
+    ]  # fmt: skip
     low, high = explanation.part_interval(0.9)
     assert rows[1][2].endswith(f"{9 / 11:.2f}")
     assert rows[1][3] == f"{low[1, 0]:.2f} to {high[1, 0]:.2f}"
@@ -66,7 +70,7 @@ def test_a_fitted_model_lists_its_concepts_by_use(fitted):
     assert "their number found" not in html
     order = np.argsort(-model.concept_weights_, kind="stable")
     assert [int(k) for k in re.findall(r"<tr><td[^>]*>(\d+)</td>", html)] == order.tolist()
-    best = int(model.label_head_[order[0]].argmax())
+    best = int(model.evidence_[order[0]].argmax())
     assert f"class {best} (" in html
     assert model._repr_mimebundle_()["text/html"] == html
 

@@ -18,6 +18,7 @@ from pace.explanation import Array, Explanation
 from pace.fitting import loop
 from pace.fitting.arguments import (
     alpha_of,
+    check_origin,
     check_pair,
     check_type,
     plain_parameters,
@@ -141,6 +142,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int  # batches of `partial_fit` so far
     prefix_tokens_: int  # that counted beside the patches
+    concept_weights_: Array  # (K,) patches of the images, not of their perturbed views, that every concept holds
+    evidence_: Array  # (K, N) how much likelier a class is where the concept is than in all images, in probability
+    origin_: dict[str, str] | None  # model, block, attention block and preprocessing, as `Observations.origin` has them
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +308,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def importance(self, theta: Array, classes: Array) -> Array:
         """How much each concept speaks for an image's class (M, K): its share θ times its evidence for the class.
 
-        Without classes in the fit, the share alone.
+        The evidence for a class is how much higher its probability is in images of the concept than in all, each image
+        counted by its share of the concept: `evidence_`, from −1 to 1. Without classes in the fit, the share alone.
         """
         evidence = self.evidence_
         found: Array = theta * evidence[:, classes].T if evidence.shape[1] else theta
@@ -320,16 +325,13 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return float(statistics.bound.sum() / statistics.images)
 
     def nearest_patches(self, observations: Observations, concept: int, n: int = 5) -> Patches:
-        """The n patches whose embeddings lie closest to μ_k, as in the paper's figures. Prefix tokens are not patches."""
+        """The n patches whose embeddings lie closest to μ_k, from different images as long as there are enough."""
         self._check_fits(observations, predictions=False)
         if not 0 <= concept < len(self._concepts):
             raise IndexError(f"concept {concept} of {len(self._concepts)}")
         if n < 1:
             raise ValueError(f"n: expected at least 1; found {n}")
-        settings = settings_of(self, observations)
-        mean = torch.as_tensor(self.means_[concept]).to(settings.device, settings.dtype)
-        at_once = settings.images_per_batch(observations.n_tokens, 1, self._concepts.gaussians)
-        return nearest(observations, mean, n, at_once, settings)
+        return Patches(*(row[0] for row in nearest(self.means_[[concept]], observations, n)))
 
     # -- what was learned ---------------------------------------------------------------------------------------------
 
@@ -364,12 +366,6 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def label_head_(self) -> Array:
         """H (K, N), columns η_n in [-1, 1]."""
         return _numpy(self._fitted().label_head)
-
-    @property
-    def evidence_(self) -> Array:
-        """η_kn minus the concept's mean over classes (K, N): what favours all classes alike speaks for none of them."""
-        head = self.label_head_.astype(np.float64)
-        return head - head.mean(1, keepdims=True) if head.shape[1] else head
 
     @property
     def pair_weights_(self) -> Array:
@@ -426,6 +422,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _check_fits(self, observations: Observations, predictions: bool = True) -> None:
         concepts = self._fitted()
         check_type(observations)
+        check_origin(observations.origin, getattr(self, "origin_", None))
         dim, known = len(concepts.offset), concepts.label_head.shape[1]
         if observations.dim != dim:
             raise ValueError(f"embeddings have {observations.dim} dimensions, but the model was fitted with {dim}")
@@ -459,12 +456,12 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _describe(self, observations: Observations, settings: Settings) -> None:
         scale = observations.n_tokens / settings.image_weight(observations.n_tokens)
-        weight = None if self._statistics is None else self._statistics.moments["weight"]
-        if self._concepts.nest is not None:
-            scale /= float(self._concepts.nest.patch_weight)
-        self.concept_weights_ = np.full(len(self._concepts), np.nan) if weight is None else _numpy(weight) * scale
+        known = self._statistics
+        self.concept_weights_ = np.full(len(self._concepts), np.nan) if known is None else _numpy(known.held) * scale
+        self.evidence_ = np.zeros(self.label_head_.shape) if known is None else _numpy(known.evidence())
         self.updates_ = settings.updates
         self.n_features_in_, self.prefix_tokens_ = observations.dim, observations.prefix_tokens
+        self.origin_ = observations.origin
         self._learn_intervals(observations)
 
     def _learn_intervals(self, observations: Observations) -> None:

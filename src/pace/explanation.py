@@ -9,18 +9,24 @@ for sure these are the marginals of Dir(a + Σ_j ω_j φ_j).
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pace.atomic import write_atomically
 from pace.naming import Name, concept_names
 
 Array = npt.NDArray[Any]
 
 _SHOWN = 1e-3  # of an image's largest share; a concept with less is in the image only because of its prior
+_DIGITS = 6  # in files
 _SETTLING = 20  # steps of EM from θ to the mode; more changed no planted coverage
 _FAINT = 1e-3  # effective patches below which a concept is as good as absent
 
@@ -190,6 +196,77 @@ class Explanation:
         merged = replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi)
         return replace(merged, prior=prior, weights=weights, part_of=None, use=None)
 
+    @property
+    def image_names(self) -> list[str]:
+        return [f"image {m}" for m in range(len(self))]
+
+    def prediction(self, image: int) -> dict[str, Any] | None:
+        """Class, name and probability of what the transformer predicts, where that is known."""
+        return None
+
+    def _evidence(self, concept: int, image: int) -> float | None:
+        """For the predicted class, where that is known."""
+        return None
+
+    def to_dict(self, level: float = 0.9, n: int | None = None) -> dict[str, Any]:
+        """Plain words and numbers, as JSON has them: of every image its prediction, and its concepts and parts, at most n."""
+        by_part, names = self.part_of is not None, self.names
+        kinds = [{"part": name.part, "kind": name.kind} if by_part else {} for name in names]
+        shares = _rounded(self.theta, *self.interval(level))
+        of_parts = _rounded(self.parts, *self.part_interval(level)) if by_part else []
+
+        def row(m: int, k: int, place: int, values: list[Array]) -> dict[str, Any]:
+            sure = {end: float(value[m, place]) for end, value in zip(("theta", "low", "high"), values, strict=True)}
+            return {"concept": int(k), "name": names[k].long, **kinds[k], **sure, "evidence": self._evidence(k, m)}
+
+        found = []
+        for m, name in enumerate(self.image_names):
+            picture: dict[str, Any] = {"picture": name, "prediction": self.prediction(m)}
+            picture["top_concepts"] = [row(m, k, k, shares) for k in self.shown_concepts(m, n)]
+            if by_part:
+                picture["top_parts"] = [row(m, self.kind_of(m, p), p, of_parts) for p in self.shown_parts(m, n)]
+            picture["theta"] = shares[0][m].tolist()
+            if self.phi is not None:
+                main = self.phi[m, self.prefix_tokens :].argmax(1)
+                picture["patch_concepts"] = main.reshape(self.grid or -1).tolist()
+            found.append(picture)
+        return {"level": level, "images": found, **({"concepts": kinds} if by_part else {})}
+
+    def to_rows(self, level: float = 0.9) -> list[dict[str, Any]]:
+        """One row for every part that an image shows, with its kind, or for every concept, largest share first."""
+        rows = []
+        for picture in self.to_dict(level)["images"]:
+            said = picture["prediction"] or {}
+            about = {
+                "picture": picture["picture"],
+                "prediction": said.get("name"),
+                "probability": said.get("probability"),
+            }
+            rows += [about | row for row in picture.get("top_parts", picture["top_concepts"])]
+        return rows
+
+    def to_frame(self, level: float = 0.9) -> Any:
+        """`to_rows` as a pandas DataFrame."""
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("to_frame needs pandas (pip install pandas); to_rows has the same rows") from None
+        return DataFrame(self.to_rows(level))
+
+    def to_csv(self, path: str | PathLike[str], level: float = 0.9) -> None:
+        """`to_rows` as a file that spreadsheets read."""
+        rows, text = self.to_rows(level), StringIO()
+        writer = csv.DictWriter(text, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(Path(path), text.getvalue().encode())
+
+    def images_with(self, concept: int, n: int = 5) -> Array:
+        """The images with the largest share of a concept, at most n, largest first: those that show it."""
+        order = np.argsort(-self.theta[:, concept], kind="stable")
+        found: Array = order[_is_shown(self.theta)[order, concept]][:n]
+        return found
+
     def __getitem__(self, images: int | slice | Array | list[int]) -> Explanation:
         """The explanation of some of the images, or of one."""
         if isinstance(images, (int, np.integer)):
@@ -215,6 +292,10 @@ class Explanation:
         if self.grid is None:
             raise ValueError("the layout of the patches is unknown; pass grid=(rows, columns) to Observations")
         return self.phi, self.grid
+
+
+def _rounded(*arrays: Array) -> list[Array]:
+    return [values.astype(float).round(_DIGITS) for values in arrays]
 
 
 def _is_shown(theta: Array) -> Array:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pace.atomic import write_atomically
 
+CONCEPTS, GALLERY, HEAD = "concepts.safetensors", "gallery.json", "head.safetensors"  # of a run of `pace fit`
+
 if TYPE_CHECKING:
     from torch import Tensor
 

@@ -1,5 +1,5 @@
-"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number. And what
-classes are called where they are shown.
+"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number; how much
+each is used; and what classes are called where they are shown.
 
 In a module of its own since the notebook, which knows no report, uses the same names.
 """
@@ -48,6 +48,21 @@ def concept_names(part_of: Array | None, use: Array) -> list[Name]:
         for number, k in enumerate(kinds[np.argsort(-held[kinds], kind="stable")], start=1):
             names[int(k)] = Name(f"part {kind_label(letter, number)}", f"{letter}{number}", letter, number)
     return [names[k] for k in range(len(use))]
+
+
+class Use(NamedTuple):
+    """How much each concept is used."""
+
+    shares: Array  # (K,) of all patches
+    used: Array  # (K,) whether it holds at least one patch
+    order: list[int]  # the concepts in use, largest share first
+
+
+def use_of(patches: Array) -> Use:
+    """From the patches that each concept holds (K,): `PACE.concept_weights_`, or of some images."""
+    held = np.nan_to_num(np.asarray(patches, np.float64))
+    shares, used = held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1)
+    return Use(shares, used, [int(k) for k in np.argsort(-shares, kind="stable") if used[k]])
 
 
 def kind_label(part: str, kind: int | None) -> str:

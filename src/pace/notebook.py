@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.naming import Name, concept_names
+from pace.naming import Name, concept_names, use_of
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -18,34 +20,47 @@ _CELL = "style='text-align: left; padding: 0 .8em 0 0'"
 
 
 def explanation_html(explanation: Explanation) -> str:
-    """The largest θ of the first images, with credible intervals; where concepts are kinds of parts, the largest parts."""
+    """The first images, as pictures if they are known, with their largest parts or concepts θ and credible intervals."""
     names, by_part = explanation.names, explanation.part_of is not None
     rows = []
     for m in range(min(_IMAGES, len(explanation))):
         one = explanation[m]
         low, high = (end[0] for end in (one.part_interval(0.9) if by_part else one.interval(0.9)))
+        said = explanation.prediction(m)
+        title = escape(explanation.image_names[m]) + ("" if said is None else f"<br>{escape(said['name'])}")
         for n in one.shown_parts(0, _SHARES) if by_part else one.shown_concepts(0, _SHARES):
             share = one.parts[0, n]
             name = names[one.kind_of(0, n)].label
-            rows.append([f"{m}", name, _meter(share, 1, f"{share:.2f}"), f"{low[n]:.2f} to {high[n]:.2f}"])
+            rows.append([title, name, _meter(share, 1, f"{share:.2f}"), f"{low[n]:.2f} to {high[n]:.2f}"])
+            title = ""
     table = _table(["image", _column(names), "share θ", "90 % interval"], rows)
-    return f"<div><p>{escape(repr(explanation))}</p>{table}</div>"
+    return f"<div><p>{escape(repr(explanation))}</p>{_pictures(explanation)}{table}</div>"
 
 
-def model_html(model: PACE) -> str:
-    """The concepts of a fitted model by use, each with its share of the patches and the classes it speaks for."""
-    weights = np.nan_to_num(np.asarray(model.concept_weights_, np.float64))
-    shares = weights / (weights.sum() or 1.0)
-    used = [k for k in np.argsort(-shares, kind="stable").tolist() if k not in model.empty_concepts_]
-    head = np.asarray(model.label_head_)
-    names = concept_names(model.part_of_, weights)
-    columns = [_column(names), "share of patches"]
-    rows = [[names[k].label, _meter(shares[k], shares.max(), f"{shares[k]:.1%}")] for k in used[:_CONCEPTS]]
-    if head.shape[1]:
-        columns.append("speaks for (η)")
-        rows = [[*row, _spoken_for(head[k])] for k, row in zip(used, rows, strict=False)]
-    facts = escape("; ".join(_facts(model, len(used))))
-    more = f"<p>and {len(used) - len(rows)} more concepts in use</p>" if used[_CONCEPTS:] else ""
+def _pictures(explanation: Any) -> str:
+    """The figures of the first images, where these are known and matplotlib is installed."""
+    try:
+        shown = range(min(_IMAGES, len(explanation)) if hasattr(explanation, "figure") else 0)
+        drawn = [b64encode(explanation.figure(m)._repr_png_()).decode() for m in shown]
+    except ModuleNotFoundError:
+        return ""
+    return "".join(f'<img src="data:image/png;base64,{png}" style="max-width: 100%"><br>' for png in drawn)
+
+
+def model_html(model: PACE, class_names: Sequence[str] | None = None) -> str:
+    """The concepts of a fitted model by use, each with its share of the images and the classes it speaks for."""
+    use, evidence = use_of(model.concept_weights_), model.evidence_
+    names = concept_names(model.part_of_, model.concept_weights_)
+    columns = [_column(names), "share of the images"]
+    rows = [
+        [names[k].label, _meter(use.shares[k], use.shares.max(), f"{use.shares[k]:.1%}")] for k in use.order[:_CONCEPTS]
+    ]
+    if evidence.shape[1]:
+        columns.append("speaks for")
+        called = class_names or [f"class {n}" for n in range(evidence.shape[1])]
+        rows = [[*row, escape(_spoken_for(evidence[k], called))] for k, row in zip(use.order, rows, strict=False)]
+    facts = escape("; ".join(_facts(model, len(use.order))))
+    more = f"<p>and {len(use.order) - len(rows)} more concepts in use</p>" if use.order[_CONCEPTS:] else ""
     parameters = f"<details><summary>Parameters</summary><pre>{escape(repr(model))}</pre></details>"
     return f"<div><p><b>PACE</b>, fitted: {facts}</p>{_table(columns, rows)}{more}{parameters}</div>"
 
@@ -68,11 +83,10 @@ def _facts(model: PACE, used: int) -> list[str]:
     return facts
 
 
-def _spoken_for(weights: np.ndarray) -> str:
-    """The classes that a concept speaks for more than for the average class, as the report counts them."""
-    evidence = weights - weights.mean()
+def _spoken_for(evidence: np.ndarray, names: Sequence[str]) -> str:
+    """The classes that a concept speaks for most, and how much likelier they are where it is."""
     best = [n for n in np.argsort(-evidence, kind="stable")[:_CLASSES] if evidence[n] > 0]
-    return ", ".join(f"class {n} ({evidence[n]:+.2f})" for n in best) or "none"
+    return ", ".join(f"{names[n]} ({evidence[n]:+.2f})" for n in best) or "none"
 
 
 def _meter(value: float, most: float, text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,6 +68,9 @@ class Observations:
     crops : (M, 4), optional
         For perturbed views: left, top, right, bottom of the part of the image that the view shows, as shares of the
         image's width and height (the image as the model sees it unperturbed). Left > right where the view is mirrored.
+    origin : dict, optional
+        What they were computed with: model (a fingerprint), block, attention block and preprocessing. A fit remembers it, and
+        refuses to explain observations of another origin.
     check : bool
         False skips the check of the values, which reads all of them: for arrays that were checked before.
     """
@@ -81,6 +84,7 @@ class Observations:
         prefix_tokens: int = 0,
         *,
         crops: ArrayLike | None = None,
+        origin: Mapping[str, str] | None = None,
         check: bool = True,
     ) -> None:
         self.embeddings, self.attention = _as_array("embeddings", embeddings), _as_array("attention", attention)
@@ -92,6 +96,7 @@ class Observations:
             raise ValueError(f"prefix_tokens: expected a whole number; found {one_line(repr(prefix_tokens))}")
         self.prefix_tokens = int(prefix_tokens)
         self.crops = None if crops is None else _as_array("crops", crops)
+        self.origin = None if origin is None else dict(origin)
         self._check_shapes()
         if check:
             self._check_values()
@@ -172,7 +177,7 @@ class Observations:
         chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
         part = Batch(self.embeddings, self.attention, self.predictions).map(lambda array: array[chosen])
         crops = None if self.crops is None else self.crops[chosen]
-        return Observations(*part, self.grid, self.prefix_tokens, crops=crops, check=False)
+        return Observations(*part, self.grid, self.prefix_tokens, crops=crops, origin=self.origin, check=False)
 
     def __repr__(self) -> str:
         classes = f"{self.n_classes} classes" if self.n_classes else "no predictions"

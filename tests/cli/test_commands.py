@@ -177,7 +177,8 @@ def test_explain_prints_the_prediction_and_the_concepts_with_intervals(elsewhere
     row = record(elsewhere / "seen")["results"]["images"][0]["top_concepts"][0]["without"]
     assert row["low"] <= row["after"] <= row["high"]
     assert "without it" not in invoke("explain", "shop/flat", "--run", "shop/fit", "--no-ablation").out
-    assert {path.name for path in (elsewhere / "seen").iterdir()} == {"run.json", "report.html", "figure.png"}
+    written = {"run.json", "report.html", "figure.png", "explanation.csv"}
+    assert {path.name for path in (elsewhere / "seen").iterdir() if path.name != "lock"} == written
     assert "amber/0.png" in (elsewhere / "seen" / "report.html").read_text(encoding="utf-8")
 
 
@@ -251,7 +252,7 @@ def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere
     names = Folder("shop/photos/train").names
     np.testing.assert_array_equal(perturbed.crops, Perturbation(0).crops(names, (32, 32)))
     assert invoke("fit", "--observations", "kept", *QUICK).code == 0
-    assert "layer" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
+    assert "block was 5, now 2" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
 
 
 # -- the layer -------------------------------------------------------------------------------------------------------------

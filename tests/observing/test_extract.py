@@ -195,10 +195,11 @@ def test_decoding_stays_a_few_batches_ahead(folder, reads):
     ("change", "message"),
     [
         ({"images": torch.randn(2, 3, 8, 8)}, r"expected uint8 or floats in \[0, 1\]; found -.*before normalisation"),
-        ({"images": torch.rand(3, 8, 8)}, r"expected shape \(images, 3, height, width\); found \(3, 8, 8\)"),
+        ({"images": torch.rand(1, 4, 8, 8)}, r"expected shape \(images, 3, height, width\); found \(1, 4, 8, 8\)"),
         ({"images": torch.zeros(0, 3, 8, 8)}, "expected shape"),
         ({"images": torch.zeros(2, 3, 8, 8, dtype=torch.int64)}, "expected uint8 or floats"),
-        ({"images": [1, 2]}, "expected a tensor, a DataLoader, an ImageSet, a folder or a dataset's name; found list"),
+        ({"images": [1, 2]}, r"image 0: expected a tensor \(3, height, width\) or an array .* found int"),
+        ({"images": 3}, "expected a file, a folder, a dataset's name, an image, .* or a DataLoader; found int"),
         ({"images": DataLoader(torch.zeros(4, 3, 8, 8), shuffle=True), "perturb": True}, "this DataLoader shuffles"),
         ({"images": DataLoader([{"image": 1}])}, "expected a DataLoader of tensors, or of pairs.*found dict"),
         (
@@ -259,7 +260,7 @@ def test_a_real_backbone_is_observed_from_a_folder_into_a_store(folder, tmp_path
     assert repr(in_memory) == repr(stored) == "Observations(21 images, 4 tokens (2 x 2), d = 12, 3 classes)"
     same(stored, in_memory.batch(slice(None)), 2e-3)
     assert model.training
-    with pytest.raises(ValueError, match="layer was 1, now 0"):
+    with pytest.raises(ValueError, match="block was 1, now 0"):
         Backbone(model, layer=0).observe(folder, store=tmp_path)
     with pytest.raises(ValueError, match="prefix tokens was 0, now 1"):
         Backbone(model, count_cls=True).observe(folder, store=tmp_path)

@@ -103,10 +103,18 @@ class Backbone:
         return self._classified(*self._tower.run_blocks(tokens.to(self._model_device), size))
 
     def observe(self, images: Any, **options: Any) -> Observations:
-        """Observations of a tensor, a DataLoader, a folder or a dataset; see `pace.observing.extract.observe`."""
+        """Observations of a picture, a folder, a list, a batch and more; see `pace.observing.extract.observe`."""
         from pace.observing.extract import observe
 
         return observe(self, images, **options)
+
+    def __repr__(self) -> str:
+        height, width = self.preprocessing.size
+        rows, columns = self.grid(height, width)
+        where = f"block {self.layer} of 0 to {self.layers - 1}, attention of block {self.attention_layer}"
+        head = "" if self.head is None else ", a head of its own"
+        what = f"{height} x {width} pixels, {rows} x {columns} patches, d = {self.dim}{head}"
+        return f"Backbone({type(self._module).__name__}, {where}, {what})"
 
     @property
     def device(self) -> torch.device:
@@ -120,6 +128,10 @@ class Backbone:
     def fingerprint(self) -> str:
         """Changes with the weights, architecture, layers, head, and whether CLS counts."""
         return fingerprint(self._module, self.layer, self.head, self.prefix_tokens, self.attention_layer)
+
+    def model_fingerprint(self) -> str:
+        """Changes with the weights and architecture, and whether CLS counts; the same at every block and for every head."""
+        return fingerprint(self._module, self.prefix_tokens)
 
     def _block(self, name: str, number: int) -> int:
         count = self.layers

@@ -144,4 +144,6 @@ class Inputs:
             return observations
         there = observations.batch(slice(None), device)
         grid, prefix_tokens = observations.grid, observations.prefix_tokens
-        return Observations(*there, grid, prefix_tokens, crops=observations.crops, check=False)
+        return Observations(
+            *there, grid, prefix_tokens, crops=observations.crops, origin=observations.origin, check=False
+        )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +21,21 @@ from pace.cli.errors import Problem, line_of
 from pace.cli.options import FitOptions, HeadOptions, ImageOptions
 from pace.cli.output import busy, note, say
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
-from pace.files import DamagedFile, read_json
+from pace.files import CONCEPTS, GALLERY, HEAD, DamagedFile, read_json
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from pace.backbones import Backbone, ModelChoice
-    from pace.explainer import PACE
     from pace.images import ByName, ImageSet
+    from pace.model_explainer import ModelExplainer
     from pace.observations import Observations
     from pace.observing import ObservationStore
 
     Loaded = tuple[nn.Module, Sequence[str] | None]  # a model and the names of its classes
     Views = tuple[Observations, Observations | None]  # the images as they are, and perturbed if that was asked for
 
-CONCEPTS, GALLERY = "concepts.safetensors", "gallery.json"  # of a run of `pace fit`
-_HEAD = "head.safetensors"
 _SEEN = "seen.json"  # which images a run kept observations of
 _ROOM = 16 << 30  # bytes of observations in main memory
 _HELD_OUT = 5  # one image in five
@@ -80,12 +79,6 @@ def allow(max_pixels: int | None) -> None:
         Image.MAX_IMAGE_PIXELS = max_pixels
 
 
-def has_splits(images: str | None) -> bool:
-    """Whether it is a dataset, or a folder with train/ or test/ in it."""
-    folder = Path(str(images)).expanduser()
-    return images in DATASETS or any((folder / split).is_dir() for split in ("train", "test"))
-
-
 def image_record(chosen: ImageOptions, images: ImageSet) -> dict[str, Any]:
     """For ``run.json``: enough to open the same images again, and to notice other ones."""
     found = {"count": len(images), "fingerprint": images.fingerprint()}
@@ -97,6 +90,8 @@ def images_of(run: Run) -> ImageOptions:
 
 
 def reopen_images(run: Run) -> ImageSet:
+    if run.record["images"]["images"] is None:
+        raise Problem(f"the images of {run.folder} were given in Python; they cannot be opened again")
     images = open_images(images_of(run))
     if images.fingerprint() != run.record["images"]["fingerprint"]:
         raise Problem(f"the images of {run.folder} have changed since; run `pace {run.record['command']}` again")
@@ -113,13 +108,9 @@ class OpenedModel:
 
     def record(self) -> dict[str, Any]:
         """For ``run.json``: enough to open the same model again, and to notice another one."""
-        return {
-            **asdict(self.choice),
-            "head": None if self.backbone.head is None else _HEAD,
-            "fingerprint": self.backbone.fingerprint(),
-            "preprocessing": asdict(self.backbone.preprocessing),
-            "class_names": self.class_names,
-        }
+        from pace.model_explainer import model_record
+
+        return model_record(self.backbone, self.choice) | {"class_names": self.class_names}
 
     def save_into(self, run: Run, observations: Observations, images: ImageSet) -> None:
         """The head, if one was added, and the names of the predicted classes."""
@@ -127,9 +118,9 @@ class OpenedModel:
         from pace.showing.summary import class_names
 
         if self.backbone.head is not None:
-            save_head(self.backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+            save_head(self.backbone.head, run.file(HEAD))  # type: ignore[arg-type]
         else:
-            run.file(_HEAD).unlink(missing_ok=True)  # of an attempt with other options
+            run.file(HEAD).unlink(missing_ok=True)  # of an attempt with other options
         own = self.class_names if len(self.class_names or ()) == observations.n_classes else None
         run.record["model"] = self.record()
         run.record["model"]["class_names"] = class_names(own, images, observations.n_classes) or None
@@ -280,7 +271,7 @@ def observe_once(
     if pooled:
         features = torch.from_numpy(np.asarray(seen.predictions))
         explained = _with_head(explained, _fitted_head(how, opened, features))
-        save_head(backbone.head, run.file(_HEAD))  # type: ignore[arg-type]
+        save_head(backbone.head, run.file(HEAD))  # type: ignore[arg-type]
     run.record["model"] = explained.record()
     run.save()  # further fits may use it, whatever becomes of this one
     return explained, kept_views(run, pairs)
@@ -292,16 +283,27 @@ def _perturbation(seed: int, images: ImageSet) -> ByName:
     return ByName(Perturbation(seed), images.names)
 
 
-def reopen_model(run: Run, device: torch.device, moved: str | None = None) -> OpenedModel:
-    """The model of a run, which must still be the same: explanations of another one would be meaningless."""
-    from pace.backbones import ModelChoice
+def reopen_model(run: Run, device: torch.device, moved: str | nn.Module | None = None) -> OpenedModel:
+    """The model of a run, which must still be the same: explanations of another one would be meaningless.
+
+    `moved` says where it is now, or is the model itself.
+    """
+    from pace.backbones import Backbone, ModelChoice
     from pace.backbones.heads import load_head
 
     kept = run.record["model"]
     choice = ModelChoice(**{field.name: kept[field.name] for field in fields(ModelChoice)})
     try:
-        head = load_head(run.file(_HEAD)) if kept["head"] else None
-        model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
+        head = load_head(run.file(HEAD)) if kept["head"] else None
+        if not (choice.name or moved):
+            raise Problem(
+                f"{run.folder} was saved in Python; pace.load_run({str(run.folder)!r}, model=…) takes its model"
+            )
+        if moved is None or isinstance(moved, str):
+            model = _open_at_layer(replace(choice, name=moved or choice.name), device, head=head)
+        else:
+            at = choice.layer, head, choice.count_cls, choice.attention_layer
+            model = OpenedModel(Backbone(moved, *at), replace(choice, name="this model"), None)  # type: ignore[arg-type]
     except FileNotFoundError as error:
         raise Problem(f"{line_of(error)}; if the model of {run.folder} has moved, say where with --model") from None
     if model.backbone.fingerprint() != kept["fingerprint"]:
@@ -342,7 +344,7 @@ def kept_views(run: Run, pairs: bool) -> Views:
     if not stores or not all(store.complete for store in stores):
         again = f"pace {run.record['command']} --config {run.folder / 'run.json'} --out {run.folder}"
         raise Problem(f"{run.folder} has no complete observations; `{again}` makes them")
-    head = load_head(run.file(_HEAD)) if run.file(_HEAD).is_file() else None
+    head = load_head(run.file(HEAD)) if run.file(HEAD).is_file() else None
     return _checked(*(store.observations(head) for store in (stores if pairs else stores[:1])))
 
 
@@ -418,15 +420,17 @@ def _same_views(run: Run, seed: int, pairs: bool) -> bool:
 
 @dataclass(frozen=True)
 class FitRun:
+    """A run of `pace fit`, and what it learned."""
+
     run: Run
     device: torch.device
-    concepts: PACE
-    model: OpenedModel
+    fitted: ModelExplainer
 
     @property
     def in_use(self) -> str:
         """How many concepts are in use, and in which run."""
-        total, empty = len(self.concepts.means_), len(self.concepts.empty_concepts_)
+        concepts = self.fitted.concepts
+        total, empty = len(concepts.means_), len(concepts.empty_concepts_)
         return f"{total - empty} of {total} concepts in use of {self.run.folder}"
 
     def observe(
@@ -448,7 +452,7 @@ class FitRun:
         if left:
             unseen = images.subset(left.values())
             perturb = _perturbation(seed, unseen) if pairs else None
-            fresh = observe_into(run.folder, self.model.backbone, unseen, perturb, batch_size)
+            fresh = observe_into(run.folder, self.fitted.backbone, unseen, perturb, batch_size)
             parts.append((list(left.values()), fresh))
             write_atomically(run.file(_SEEN), json.dumps(list(left)).encode())
         if len(left) < len(images):
@@ -458,19 +462,15 @@ class FitRun:
     def evaluations(self, given: str | None = None) -> list[Run]:
         """The runs of `pace evaluate` of this fit in runs/, or the one given if it is of this fit."""
         runs = all_runs("evaluate") if given is None else [open_run(given, "evaluate")]
-        ours = str(self.run.folder.resolve())
-        return [run for run in runs if run.record["configuration"]["fit_run"] == ours and run.record["results"]]
-
-    def gallery(self) -> list[list[str]]:
-        """For every concept the names of the images that show it best."""
-        return read_gallery(self.run, len(self.concepts.means_))
+        return evaluations_of(self.run, runs)
 
     def fingerprint(self) -> str:
-        """Of the concepts: scores are of these, and of no others that a folder may hold later."""
-        return blake2b(self.run.file(CONCEPTS).read_bytes(), digest_size=8).hexdigest()
+        return fingerprint_of(self.run)
 
     def other_images(self, given: ImageOptions) -> ImageOptions:
         """The images given, or those of the fit; by default their test split, if they have splits."""
+        from pace.images.datasets import has_splits
+
         own = images_of(self.run)
         if given.images is None:
             given = replace(given, images=own.images, data_root=given.data_root or own.data_root)
@@ -482,6 +482,8 @@ class FitRun:
 
         A folder without splits has no unseen images, so a fifth of it is held out of the regressions.
         """
+        from pace.images.datasets import has_splits
+
         if choice.images != images_of(self.run).images or has_splits(choice.images):
             return open_images(choice), None
         seen = reopen_images(self.run)
@@ -499,9 +501,6 @@ class FitRun:
 def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     """The run that the options name, or the latest one; the record of this command then names it too."""
     device = device_of(options.device)
-    from pace import PACE
-    from pace.backbones.backbone import without_apple
-
     runs = all_runs("fit") if options.fit_run is None else [open_run(options.fit_run, "fit")]
     if not runs:
         raise Problem("no run in runs/; make one with `pace fit`, or name one with --run")
@@ -512,5 +511,39 @@ def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     if status == "interrupted":
         warnings.warn(f"{run.folder} was stopped after {results['epochs']} epochs, before it converged", stacklevel=2)
     ctx.params["fit_run"] = str(run.folder.resolve())
+    return FitRun(run, device, _explainer_of(run, device, options.moved))
+
+
+def _explainer_of(run: Run, device: torch.device, model: str | nn.Module | None) -> ModelExplainer:
+    from pace.backbones.backbone import without_apple
+    from pace.explainer import PACE
+    from pace.metrics import Scores
+    from pace.model_explainer import ModelExplainer
+
     concepts = PACE.load(run.file(CONCEPTS), device=str(without_apple(device)))
-    return FitRun(run, device, concepts, reopen_model(run, device, options.moved))
+    opened, gallery = reopen_model(run, device, model), read_gallery(run, len(concepts.means_))
+    images = partial(reopen_images, run) if run.record["images"]["images"] else None
+    ours = fingerprint_of(run)
+    scored = [one for one in evaluations_of(run, all_runs("evaluate", run.folder.parent)) if one.record["fit"] == ours]
+    scores = Scores.from_dict(scored[-1].record["results"]) if scored else None
+    return ModelExplainer(opened.backbone, concepts, opened.class_names, gallery, images, scores, opened.choice)
+
+
+def load_run(folder: str | PathLike[str], model: Any = None, device: str = "auto") -> ModelExplainer:
+    """What `pace fit` or `ModelExplainer.save` wrote: model, block, head, preprocessing, concepts, class names and scores.
+
+    `model` is where the model is, if it has moved, or the model itself, which a fit in Python needs unless it was named.
+    """
+    given = str(model) if isinstance(model, PathLike) else model
+    return _explainer_of(open_run(str(folder), "fit"), device_of(device), given)
+
+
+def fingerprint_of(run: Run) -> str:
+    """Of the concepts: scores are of these, and of no others that a folder may hold later."""
+    return blake2b(run.file(CONCEPTS).read_bytes(), digest_size=8).hexdigest()
+
+
+def evaluations_of(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """Those of some runs of `pace evaluate` that scored the fit in this folder, oldest first."""
+    ours = str(run.folder.resolve())
+    return [one for one in runs if one.record["configuration"]["fit_run"] == ours and one.record["results"]]

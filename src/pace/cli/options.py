@@ -57,6 +57,8 @@ _OUT = _run_option("--out", "-o", metavar="FOLDER", help="Folder to write to.", 
 _CONFIG = _run_option(
     metavar="run.json", help="Repeat this run; other options replace its own.", callback=_repeat, is_eager=True
 )
+Json = Annotated[bool, _run_option("--json", help="Print one JSON document, for programs.")]
+Debug = Annotated[bool, _run_option("--debug", help="Show tracebacks of errors, and all warnings.")]
 Seed = Annotated[int, _run_option(min=0, help="Same seed, same result.")]
 
 
@@ -66,8 +68,8 @@ class _Everywhere:
 
     out: Annotated[str | None, _OUT] = None
     config: Annotated[str | None, _CONFIG] = None
-    json: Annotated[bool, _run_option("--json", help="Print one JSON document, for programs.")] = False
-    debug: Annotated[bool, _run_option("--debug", help="Show tracebacks of errors, and all warnings.")] = False
+    json: Json = False
+    debug: Debug = False
 
 
 @dataclass(frozen=True)

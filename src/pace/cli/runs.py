@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 FORMAT = "pace-run-1"
 _FILE = "run.json"
 _PATTERN = {"format": FORMAT, "command": str, "status": str, "started": str, "configuration": dict, "results": dict}
-_IMAGES = {"images": str, "data_root": str | None, "split": str | None, "limit": int | None, "skip_unreadable": bool,
-           "seed": int, "count": int, "fingerprint": str}  # fmt: skip
-_MODEL = {"name": str, "architecture": str | None, "image_size": int | None, "normalize": str | None,
+_IMAGES = {"images": str | None, "data_root": str | None, "split": str | None, "limit": int | None,
+           "skip_unreadable": bool, "seed": int, "fingerprint": str | None}  # fmt: skip
+_MODEL = {"name": str | None, "architecture": str | None, "image_size": int | None, "normalize": str | None,
           "layer": int | str | None, "attention_layer": int | None, "count_cls": bool, "head": str | None,
           "fingerprint": str, "class_names": list | None}  # fmt: skip
 _REMEDY = "delete its folder, and run the command again"
@@ -43,7 +43,7 @@ _NOT_RECORDED = ("out", "config", "json", "debug", "every", "keep")  # options t
 # Options that may name a file or folder.
 _PATHS = {"images", "data_root", "model", "moved", "backbone", "classes"}
 _PATHS |= {"fit_run", "observations", "evaluation", "pictures", "add"}
-_RUNS = Path("runs")
+RUNS = Path("runs")
 
 GENERATED = ("color", "birds")  # the names that pace.images.open_images knows, without and with a folder of their own
 DATASETS = (*GENERATED, "flower", "cars", "cub")
@@ -179,10 +179,10 @@ def open_run(path: str, *commands: str) -> Run:
     return Run(folder if folder.is_dir() else folder.parent, record)
 
 
-def all_runs(command: str) -> list[Run]:
-    """The runs of this command in runs/ that have results, oldest first."""
+def all_runs(command: str, folder: Path = RUNS) -> list[Run]:
+    """The runs of this command in a folder that have results, oldest first."""
     found = []
-    for file in _RUNS.glob(f"*/{_FILE}"):
+    for file in folder.glob(f"*/{_FILE}"):
         try:
             run = open_run(str(file), command)
         except Problem:
@@ -210,7 +210,7 @@ def _own(folder: Path, command: str) -> Path:
 
 
 def _new(name: str) -> Path:
-    first = folder = _RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    first = folder = RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     number = 1
     while folder.exists():
         number += 1

@@ -209,11 +209,22 @@ def check_type(observations: object) -> None:
         raise TypeError(f"expected pace.Observations; found {type(observations).__name__}")
 
 
+def check_origin(found: dict[str, str] | None, fitted: dict[str, str] | None) -> None:
+    """Concepts are about one model at one block; where it is known, observations of another are refused."""
+    for name, value in (fitted or {}).items() if found else ():
+        if (other := found.get(name, value)) != value:  # type: ignore[union-attr]
+            what = f"{name} {other}, the concepts are of {value}"
+            if name == "model":
+                what = "another model or head than the concepts, or count CLS otherwise"
+            raise ValueError(f"these observations are of {what}; observe with the backbone of the fit")
+
+
 def check_pair(observations: Observations, perturbed: Observations | None) -> None:
     """Perturbed views must be of the same images."""
     if perturbed is None:
         return
     check_type(perturbed)
+    check_origin(perturbed.origin, observations.origin)
     ours, theirs = tuple(observations.embeddings.shape), tuple(perturbed.embeddings.shape)
     if ours != theirs:
         raise ValueError(f"perturbed: expected the same images, embeddings of shape {ours}; found {theirs}")

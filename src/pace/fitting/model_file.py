@@ -21,8 +21,9 @@ from pace.model.selecting import Selection
 if TYPE_CHECKING:
     from pace.explainer import PACE
 
-FORMAT = "pace-model-3"
-_HEADER = {"updates_": str, "n_steps_": int, "prefix_tokens_": int, "converged_": bool, "interrupted_": bool}
+FORMAT = "pace-model-4"
+_HEADER = {"updates_": str, "n_steps_": int, "prefix_tokens_": int, "origin_": dict | None, "converged_": bool,
+           "interrupted_": bool}  # fmt: skip
 _PATTERN = {"format": FORMAT, "parameters": dict, "covariance": str, "prior_strength": float | int, **_HEADER}
 _REMEDY = "make it again with PACE.save, or `pace fit` in another folder"
 
@@ -38,6 +39,7 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["refinement"] = torch.from_numpy(model.refinement_)
     tensors["drift"] = torch.tensor(model.refinement_drift_ or (), dtype=torch.float64)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
+    tensors["evidence"] = torch.from_numpy(model.evidence_)
     tensors["share_prior"] = torch.from_numpy(model.share_prior_)
     if model.neighbours_ is not None:
         tensors["neighbours"] = torch.from_numpy(model.neighbours_)
@@ -96,6 +98,7 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model.refinement_ = tensors["refinement"].numpy()
     model.refinement_drift_ = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
     model.concept_weights_ = tensors["concept_weights"].numpy()
+    model.evidence_ = tensors["evidence"].numpy()
     model.share_prior_ = tensors["share_prior"].numpy()
     model.neighbours_ = tensors["neighbours"].numpy() if "neighbours" in tensors else None
     model.n_iter_ = len(model.lower_bounds_)

@@ -217,6 +217,14 @@ def open_images(
     return Folder(path, on_error)
 
 
+def has_splits(source: object) -> bool:
+    """Whether it is a dataset, or a folder with train/ or test/ in it."""
+    name = str(source)
+    return name in {*GENERATED, *DATASETS} or any(
+        (Path(name).expanduser() / split).is_dir() for split in ("train", "test")
+    )
+
+
 def _subfolders(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 

@@ -88,22 +88,27 @@ def decode(path: Path) -> Tensor:
     orientation is applied, and 16-bit values are scaled to 8 bits. Colour profiles are ignored, as in the pipelines that
     trained the usual models. Pictures of more than 25 million pixels are reduced to fewer, JPEGs while they are decoded.
     """
-    from PIL import ImageOps
 
     try:
         with open_image(path) as image, _one_large if (excess := _excess(image)) > 1 else nullcontext():
             if excess > 1:
                 image.draft(None, (image.width // excess, image.height // excess))  # only JPEGs can
             image.load()
-            rgb = _to_rgb(image)
-            with suppress(Exception):  # damaged metadata of any kind; the picture itself is fine
-                rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
-                rgb = ImageOps.exif_transpose(rgb)
-            pixels = np.array(rgb)
+            return upright(image)
     except Exception as error:  # decoders raise nearly anything on damaged data: OSError, SyntaxError, struct.error, …
         raise UnreadableImageError(path, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def upright(image: Image) -> Tensor:
+    """A Pillow image as `decode` gives those in files."""
+    from PIL import ImageOps
+
+    rgb = _to_rgb(image)
+    with suppress(Exception):  # damaged metadata of any kind; the picture itself is fine
+        rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+        rgb = ImageOps.exif_transpose(rgb)
     # Channels stay last in memory: that is how they were decoded, and resizing is fastest that way.
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 
 
 def _to_rgb(image: Image) -> Image:

@@ -147,13 +147,17 @@ def expect_batch(
         predictions = distributions(batches[0].predictions)
     if concepts.nest is None:
         posterior, room = _expect_flat(batches, images, predictions, groups, concepts, settings, start, total, room)
-        left, phi_bar = (posterior.counts, posterior.phi_bar), posterior.phi_bar
+        left, phi_bar, held = (posterior.counts, posterior.phi_bar), posterior.phi_bar, posterior.counts
     else:
         posterior, psi = _expect_nested(batches, concepts, concepts.nest, settings, start, total)
-        left, phi_bar = (posterior.counts, psi), posterior.phi_bar[:, concepts.nest.part_of] * psi
+        phi_bar, held = (some[:, concepts.nest.part_of] * psi for some in (posterior.phi_bar, posterior.counts))
+        left = posterior.counts, psi
     total.images += images
     total.views += len(posterior.gamma)
     total.bound[0] += posterior.bound.sum()
+    total.held += held[:images].sum(0)
+    if predictions is not None:
+        total.said += phi_bar[:images].T @ predictions
     total.log_theta += expected_log_theta(posterior.gamma).sum(0)
     _add_heads(phi_bar[:images], phi_bar[images:], predictions, groups, concepts, total)
     return left, room

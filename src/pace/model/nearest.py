@@ -1,16 +1,16 @@
-"""Which patches of some images lie nearest to a point: what a concept looks like."""
+"""Which patches of some images lie nearest to points: what concepts look like."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from pace.model.settings import Settings
 from pace.observations import Observations
+
+_TOKENS_AT_ONCE = 1 << 14  # limits the memory that distances to all points take
 
 
 class Patches(NamedTuple):
@@ -21,16 +21,24 @@ class Patches(NamedTuple):
     distances: npt.NDArray[np.float64]
 
 
-def nearest(observations: Observations, point: Tensor, n: int, at_once: int, settings: Settings) -> Patches:
-    """The n patches nearest to the point (d,), from so many images at once."""
-    found: list[Tensor] = []
-    for images, batch in observations.batches(at_once, settings.device, settings.dtype):
-        distance = torch.linalg.vector_norm(batch.embeddings[:, observations.prefix_tokens :] - point, dim=2)
-        flat = distance.flatten()
-        order = torch.argsort(flat, stable=True)[:n]
-        place = images.start * distance.shape[1] + order
-        found.append(torch.stack([flat[order].double(), place.double()]).cpu())
-    near, where = torch.cat(found, 1)
-    order = torch.argsort(near, stable=True)[:n]
-    image, patch = np.divmod(where[order].numpy().astype(np.int64), observations.n_tokens - observations.prefix_tokens)
-    return Patches(image, patch, near[order].numpy())
+def nearest(points: npt.NDArray[Any], observations: Observations, n: int) -> Patches:
+    """The n patches nearest to each of the points (K, d), as arrays (K, n).
+
+    They are from different images as long as there are enough images, since the patches around one are much like it.
+    """
+    means = torch.as_tensor(points, dtype=torch.float32)
+    n_patches = observations.n_tokens - observations.prefix_tokens
+    per_image = min(-(-n // len(observations)), n_patches)
+    distances, places = [], []
+    at_once = max(1, _TOKENS_AT_ONCE // observations.n_tokens)
+    for images, batch in observations.batches(at_once, "cpu", torch.float32):
+        left = torch.cdist(batch.embeddings[:, observations.prefix_tokens :], means)
+        first_patch = n_patches * torch.arange(images.start, images.stop)[:, None]
+        for _ in range(per_image):
+            distance, patch = left.min(1)
+            left.scatter_(1, patch[:, None], torch.inf)
+            distances.append(distance)
+            places.append(first_patch + patch)
+    near, order = torch.sort(torch.cat(distances), dim=0, stable=True)
+    found = torch.cat(places).gather(0, order[:n]).T.numpy()
+    return Patches(*np.divmod(found, n_patches), near[:n].T.double().numpy())

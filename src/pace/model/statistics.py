@@ -25,6 +25,8 @@ class Statistics:
     head_curvature: Tensor  # (K, K) the same for every η_n
     pair_slope: Tensor  # (K,) likewise of ΣL_s, in β
     pair_curvature: Tensor  # (K, K)
+    held: Tensor  # (K,) patches of every concept in the images as they are; the moments count perturbed views as well
+    said: Tensor  # (K, N) Σ φ̄_m ŷ_mᵀ of the same
     moments: Sums  # weighted sums of the patches, as the covariance family needs them
 
     @classmethod
@@ -43,6 +45,8 @@ class Statistics:
             head_curvature=zeros(k, k),
             pair_slope=zeros(k),
             pair_curvature=zeros(k, k),
+            held=zeros(k),
+            said=zeros(k, n_classes),
             moments=moments,
         )
 
@@ -63,6 +67,12 @@ class Statistics:
         seen = (self.images + fresh.images).clamp_max(most)
         old, new = (1 - rate) * seen / self.images, rate * seen / fresh.images
         return self.map(lambda t: t * old) + fresh.map(lambda t: t * new)
+
+    def evidence(self) -> Tensor:
+        """(K, N): the mean ŷ of images, each weighted by its share of a concept, less the mean ŷ of all images."""
+        shares = self.said.sum(1, keepdim=True)
+        lift = self.said / shares.clamp_min(1e-300) - self.said.sum(0) / shares.sum().clamp_min(1e-300)
+        return torch.where(shares > 1e-6 * shares.sum(), lift, 0.0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Flat, for files and for communication."""

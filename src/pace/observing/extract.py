@@ -24,7 +24,7 @@ from pace.images.imageset import OnError
 from pace.images.perturb import Indices
 from pace.observations import Batch, Device, Observations, Rows
 from pace.observing.pipeline import Behind, uploaded
-from pace.observing.sources import BackboneLike, Images, Source, open_source
+from pace.observing.sources import BackboneLike, Images, Source, open_source, origin_of
 from pace.observing.store import Index, StoreWriter, check, extremes
 from pace.progress import progress as progress_bar
 
@@ -62,9 +62,10 @@ def observe(
     Parameters
     ----------
     images
-        A tensor (M, 3, H, W), float in [0, 1] or uint8, at a size the model takes; a DataLoader of such batches or of
-        pairs that begin with one; an `ImageSet`, which is resized and cropped as the model needs; or anything that
-        `pace.images.open_images` opens: a dataset's name (with `data_root` and `split`) or a folder.
+        A file, a folder, a dataset's name (with `data_root` and `split`), an `ImageSet`; a Pillow image, an array (h, w, 3)
+        or a tensor (3, h, w), float in [0, 1] or uint8; a list of any of these. They are resized and cropped as the model
+        needs. A batch, (M, 3, H, W) as a tensor or (M, H, W, 3) as an array, and a DataLoader of tensors or of pairs that begin
+        with one, are taken as they are: at a size the model takes.
     perturb
         Observe the perturbed view of the same images: True for the paper's perturbation with `seed`, or any
         ``perturb(batch, indices)`` on images in [0, 1]. If it has a method ``crops(indices, size)``, as the paper's
@@ -143,7 +144,7 @@ def gathered(parts: Sequence[tuple[Rows, Observations]], device: Device = None) 
     known = [part for part in crops if part is not None]
     moved = np.concatenate(known)[np.concatenate(places).argsort()] if len(known) == len(crops) else None
     assert arrays is not None
-    return Observations(*arrays, first.grid, first.prefix_tokens, crops=moved, check=False)
+    return Observations(*arrays, first.grid, first.prefix_tokens, crops=moved, origin=first.origin, check=False)
 
 
 def perturbation(perturb: Perturb | bool, seed: int) -> Perturb:
@@ -166,7 +167,8 @@ def _extract(
     if source.shuffles and any(perturb or store for perturb, store in views):
         raise ValueError("images: this DataLoader shuffles, so a second pass would differ; pass shuffle=False")
     with ExitStack() as stack:
-        sinks = [stack.enter_context(_sink(backbone, source, *view)) for view in views]
+        origin = origin_of(backbone)
+        sinks = [stack.enter_context(_sink(backbone, source, origin, *view)) for view in views]
         gaps = [sink.gaps for sink in sinks]
         spans = _spans(gaps)
         done = 0 if source.total is None else source.total - sum(len(span) for span in spans)
@@ -204,19 +206,18 @@ def _seen(backbone: BackboneLike, view: Tensor, rows: Sequence[int], known: Know
 
 
 def _sink(
-    backbone: BackboneLike, source: Source, perturb: Perturb | None, store: Path | None
+    backbone: BackboneLike, source: Source, origin: dict[str, str], perturb: Perturb | None, store: Path | None
 ) -> AbstractContextManager[_Memory | StoreWriter]:
     """Where the observations of a view go."""
     grid, prefix_tokens = backbone.grid(*source.size), backbone.prefix_tokens
     pooled = getattr(backbone, "gives_pooled", False)  # features in place of predictions
     if store is None:
-        return nullcontext(_Memory(source.total, grid, prefix_tokens, pooled))
+        return nullcontext(_Memory(source.total, grid, prefix_tokens, origin, pooled))
     if perturb is not None and not hasattr(perturb, "fingerprint"):
         raise ValueError("perturb: needs a method fingerprint() for its observations to be stored")
     facts = {
-        "model": backbone.fingerprint(),
-        "layer": str(backbone.layer),
-        "preprocessing": str(backbone.preprocessing),
+        **origin,
+        "predictions": "features" if pooled else backbone.fingerprint(),
         "images": source.fingerprint(),
         "perturbation": "none" if perturb is None else perturb.fingerprint(),
     }
@@ -232,10 +233,12 @@ def _spans(gaps: Sequence[Sequence[range]]) -> list[range]:
 class _Memory:
     """Observations in memory, filled batch by batch, as a `StoreWriter` is."""
 
-    def __init__(self, total: int | None, grid: tuple[int, int], prefix_tokens: int, pooled: bool) -> None:
+    def __init__(
+        self, total: int | None, grid: tuple[int, int], prefix_tokens: int, origin: dict[str, str], pooled: bool
+    ) -> None:
         self.gaps = [range(sys.maxsize if total is None else total)]
         self._total, self._count = total, 0
-        self._grid, self._prefix_tokens, self._pooled = grid, prefix_tokens, pooled
+        self._grid, self._prefix_tokens, self._origin, self._pooled = grid, prefix_tokens, origin, pooled
         self._crops: list[NDArray[np.float32]] = []
 
     def append(self, start: int, batch: Batch, bounds: Tensor, crops: NDArray[np.float32] | None) -> None:
@@ -253,7 +256,8 @@ class _Memory:
     def finish(self, total: int | None) -> Observations:
         arrays = self._arrays.map(lambda array: array[: self._count])
         crops = np.concatenate(self._crops) if self._crops else None
-        return Observations(*arrays, self._grid, self._prefix_tokens, crops=crops, check=False)
+        layout = self._grid, self._prefix_tokens
+        return Observations(*arrays, *layout, crops=crops, origin=self._origin, check=False)
 
 
 def new_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

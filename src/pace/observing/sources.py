@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from pace.images import ImageSet, PreprocessingLike, open_images
+from pace.images import ImageSet, PreprocessingLike
+from pace.images.given import images_from
 from pace.images.imageset import OnError
 from pace.images.loading import Batches, decoded
 from pace.observations import Batch
 
-# Pixels in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), or a set, its name or its folder.
-Images = Tensor | DataLoader[Any] | ImageSet | str | os.PathLike[str]
+# Pixels in [0, 1] or uint8, a loader of such batches (or of tuples that begin with one), or what `images_from` takes.
+Images = Any
 
 
 class BackboneLike(Protocol):
@@ -36,6 +37,17 @@ class BackboneLike(Protocol):
     def grid(self, height: int, width: int) -> tuple[int, int]: ...
     def fingerprint(self) -> str: ...
     def __call__(self, images: Tensor) -> Batch: ...
+
+
+def origin_of(backbone: BackboneLike) -> dict[str, str]:
+    """`Observations.origin`: the plainest difference first. The head is left out, since concepts are found without it."""
+    inner: Any = getattr(backbone, "backbone", backbone)  # of several blocks
+    return {
+        "block": str(inner.layer),
+        "attention block": str(getattr(inner, "attention_layer", inner.layer)),
+        "preprocessing": str(inner.preprocessing),
+        "model": getattr(inner, "model_fingerprint", inner.fingerprint)(),
+    }
 
 
 @dataclass
@@ -62,17 +74,15 @@ def open_source(
     """`ready` are images of a set that are decoded already, by number."""
     if batch_size < 1:
         raise ValueError(f"batch_size: expected 1 or more; found {batch_size}")
-    if isinstance(images, (str, os.PathLike)):
-        images = open_images(images, data_root, split, on_error)
+    images = images_from(images, data_root, split, on_error)
     if isinstance(images, Tensor):
         return _from_tensor(images, batch_size)
     if isinstance(images, DataLoader):
         return _from_loader(images)
     if isinstance(images, ImageSet):
         return _from_set(images, backbone, batch_size, workers, ready)
-    raise ValueError(
-        f"images: expected a tensor, a DataLoader, an ImageSet, a folder or a dataset's name; found {type(images).__name__}"
-    )
+    expected = "a file, a folder, a dataset's name, an image, a list of these, a tensor or a DataLoader"
+    raise ValueError(f"images: expected {expected}; found {type(images).__name__}")
 
 
 def _chunks(spans: Sequence[range], size: int) -> list[range]:

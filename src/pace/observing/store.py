@@ -37,6 +37,7 @@ from pace.files import LOCK, DamagedFile, locked, read_json, reading
 from pace.observations import Batch, Observations
 
 SHARD_BYTES = 32 << 20  # what a kill may cost, and what a writer holds in memory
+_NO_ORIGIN = ("images", "perturbation", "predictions")  # facts that may differ between observations of one origin
 _AT_ONCE = 1024  # images whose predictions are made together
 _FLOAT16_MAX = 65504.0
 _FORMAT = {"format": "pace-observations", "version": 1}
@@ -208,7 +209,10 @@ class ObservationStore:
                     with torch.no_grad():
                         parts = torch.split(torch.from_numpy(np.asarray(features)), _AT_ONCE)
                         arrays["predictions"] = torch.cat([head(part).softmax(-1) for part in parts])
-            return Observations(**arrays, grid=self._index.grid, prefix_tokens=self._index.prefix_tokens, check=False)
+            arrays |= {"grid": self._index.grid, "prefix_tokens": self._index.prefix_tokens}
+            facts = self._index.fingerprint.items()
+            arrays["origin"] = {name: fact for name, fact in facts if name not in _NO_ORIGIN}
+            return Observations(**arrays, check=False)
 
     def verify(self) -> None:
         """Read every shard and compare its checksum; a ValueError names the damaged ones."""

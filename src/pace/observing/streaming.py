@@ -16,7 +16,7 @@ from pace.images.imageset import short_hash
 from pace.images.loading import decoded
 from pace.observations import ArrayLike, Batch, Device, Lazy, Observations, Rows
 from pace.observing.extract import crops_of, perturbation
-from pace.observing.sources import BackboneLike
+from pace.observing.sources import BackboneLike, origin_of
 
 _GPU_WORKERS = 8  # threads that decode for a GPU
 
@@ -81,7 +81,9 @@ class _Stream(Observations, Lazy):
             for name, part in example._asdict().items()
         )
         crops = _Promised(self._crops, (count, 4)) if hasattr(perturb, "crops") else None
-        super().__init__(embeddings, attention, predictions, self.grid, self.prefix_tokens, crops=crops, check=False)
+        layout = self.grid, self.prefix_tokens
+        more: Any = {"crops": crops, "origin": origin_of(backbone), "check": False}
+        super().__init__(embeddings, attention, predictions, *layout, **more)
 
     def prepare(self, images: Rows) -> Callable[[], Batch]:
         """Decodes at once, so that it can be done beside the model; the result then runs the backbone."""
@@ -106,7 +108,8 @@ class _Stream(Observations, Lazy):
     def __getitem__(self, images: int | Rows) -> Observations:
         chosen = [int(images)] if isinstance(images, (int, np.integer)) else images
         crops = self._crops(chosen)
-        return Observations(*self.batch(chosen), self.grid, self.prefix_tokens, crops=crops, check=False)
+        more: Any = {"crops": crops, "origin": self.origin, "check": False}
+        return Observations(*self.batch(chosen), self.grid, self.prefix_tokens, **more)
 
     def _numbers(self, images: Rows) -> npt.NDArray[np.int64]:
         return np.arange(*images.indices(len(self))) if isinstance(images, slice) else np.asarray(images, np.int64)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.explanation import Array, Explanation
+from pace.images.given import pixels_of
 from pace.images.imageset import ImageSet
 from pace.images.preparation import PreprocessingLike, resize_and_crop
 from pace.observations import Observations
@@ -52,7 +53,7 @@ class Pictures:
         return len(self._images)
 
     def __getitem__(self, image: int) -> Pixels:
-        pixels = _channels_first(self._images[image], self._name)
+        pixels = pixels_of(self._images[image], self._name)
         if self._preprocessing is not None:
             pixels = resize_and_crop(pixels, self._preprocessing)
         if pixels.dtype != torch.uint8:
@@ -97,17 +98,3 @@ def mean_color(pictures: Sequence[Any] | Pictures, patches: Sequence[tuple[int, 
     """Red, green and blue (3,), 0 to 255, of some patches given as (picture, patch)."""
     images = [(np.asarray(pictures[m]), patch) for m, patch in patches]
     return np.mean([pixels[patch_box(patch, grid, pixels.shape)].mean((0, 1)) for pixels, patch in images], 0)  # type: ignore[no-any-return]
-
-
-def _channels_first(image: Any, name: str) -> Tensor:
-    """One image as a tensor (3, h, w), uint8 or float in [0, 1]."""
-    pixels = image.detach() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
-    if not isinstance(image, Tensor) and pixels.ndim == 3:
-        pixels = pixels.permute(2, 0, 1)
-    if pixels.ndim != 3 or pixels.shape[0] != 3:
-        wanted = "a tensor (3, height, width) or an array (height, width, 3)"
-        raise ValueError(f"{name}: expected {wanted} each; found {type(image).__name__} {tuple(np.shape(image))}")
-    if pixels.dtype != torch.uint8 and not (pixels.is_floating_point() and 0 <= pixels.min() <= pixels.max() <= 1):
-        found = f"{pixels.dtype}, {float(pixels.min()):.3g} to {float(pixels.max()):.3g}"
-        raise ValueError(f"{name}: expected uint8 or floats in [0, 1]; found {found}")
-    return pixels

@@ -1,6 +1,6 @@
 """What figures, report and command line say about concepts and classes, each worked out in one place.
 
-θ (M, K) · φ (M, J, K) · a (M, J) attention · H (K, N) label head, columns η_n
+θ (M, K) · φ (M, J, K) · a (M, J) attention
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pace.explanation import Array
 from pace.images.imageset import ImageSet
+from pace.model.nearest import nearest
+from pace.naming import Use as Use
+from pace.naming import use_of as use_of
 from pace.observations import Observations
 
 _HELD = 0.01  # share below which images do not show a part; report/static/parts.js has the same
-_TOKENS_AT_ONCE = 1 << 14  # limits the memory that distances to all means take
 
 
 class Contrast(NamedTuple):
@@ -29,21 +30,6 @@ class Contrast(NamedTuple):
     difference: float  # 0 to 1: of the kinds of the part in a, how much is of other kinds in b
 
 
-class Use(NamedTuple):
-    """How much each concept is used."""
-
-    shares: Array  # (K,) of all patches
-    used: Array  # (K,) whether it holds at least one patch
-    order: list[int]  # the concepts in use, largest share first
-
-
-def use_of(patches: Array) -> Use:
-    """From the patches that each concept holds (K,): `PACE.concept_weights_`, or `patches_held` by some images."""
-    held = np.nan_to_num(np.asarray(patches, np.float64))
-    shares, used = held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1)
-    return Use(shares, used, [int(k) for k in np.argsort(-shares, kind="stable") if used[k]])
-
-
 def patches_held(phi: Array, attention: Array) -> Array:
     """How many patches each concept holds (K,), each weighted by its share of its image's attention."""
     weights = attention / attention.sum(1, keepdims=True)
@@ -52,25 +38,8 @@ def patches_held(phi: Array, attention: Array) -> Array:
 
 
 def typical_patches(means: Array, observations: Observations, n: int) -> Array:
-    """The n patches nearest to each mean, nearest first: their images and their places in the grid (K, n, 2).
-
-    They are from different images as long as there are enough images, since the patches around one are much like it.
-    """
-    points = torch.as_tensor(means, dtype=torch.float32)
-    n_patches = observations.n_tokens - observations.prefix_tokens
-    per_image = min(-(-n // len(observations)), n_patches)
-    distances, places = [], []
-    at_once = max(1, _TOKENS_AT_ONCE // observations.n_tokens)
-    for images, batch in observations.batches(at_once, "cpu", torch.float32):
-        left = torch.cdist(batch.embeddings[:, observations.prefix_tokens :], points)
-        first_patch = n_patches * torch.arange(images.start, images.stop)[:, None]
-        for _ in range(per_image):
-            distance, patch = left.min(1)
-            left.scatter_(1, patch[:, None], torch.inf)
-            distances.append(distance)
-            places.append(first_patch + patch)
-    order = torch.argsort(torch.cat(distances), dim=0, stable=True)[:n]
-    return np.stack(np.divmod(torch.cat(places).gather(0, order).T.numpy(), n_patches), -1)
+    """The n patches nearest to each mean, from different images: their images and their places in the grid (K, n, 2)."""
+    return np.stack(nearest(means, observations, n)[:2], -1)
 
 
 def class_concepts(theta: Array, evidence_for: Array, used: Array, n: int) -> list[tuple[int, float]]:

@@ -238,9 +238,9 @@ def test_kinds_of_parts_are_called_so():
 
 def test_class_concepts_are_those_that_carry_the_class_in_its_own_images():
     model, observations = fitted(4)
-    theta, head = model.transform(observations), model.label_head_
+    theta, evidence = model.transform(observations), model.evidence_
     own = np.asarray(observations.predictions).argmax(1) == 1
-    strength = theta[own].mean(0) * (head[:, 1] - head.mean(1))
+    strength = theta[own].mean(0) * evidence[:, 1]
     expected = [k for k in np.argsort(-strength, kind="stable")[:3] if strength[k] > 0]  # the others speak against it
     texts = texts_of(class_concepts(model, pixels_for(observations), observations, 1))
     assert [t for t in texts if t.startswith("Concept")] == [f"Concept {k}" for k in expected]

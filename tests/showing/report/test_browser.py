@@ -213,8 +213,7 @@ def test_an_image_shows_theta_with_intervals_and_what_drove_the_prediction(case,
     assert f"{100 * low[4, k]:.0f} to {100 * high[4, k]:.0f} %" in text
     assert f"perturbed {100 * moved.theta[4, k]:.0f} %" in text
     assert row.locator(".bar.original i").count() == row.locator(".bar.perturbed i").count() == 1
-    head = case.model.label_head_ - case.model.label_head_.mean(1, keepdims=True)
-    parts = explanation.theta[4] * head[:, int(case.observations.predictions[4].argmax())]
+    parts = explanation.theta[4] * case.model.evidence_[:, int(case.observations.predictions[4].argmax())]
     k = int(abs(parts).argmax())
     first = page.locator(".carried li").first.inner_text()
     assert f"Concept {k}" in first

@@ -47,7 +47,7 @@ def evaluate(
     from pace.metrics import hide
     from pace.metrics.ground_truth import known_truth
 
-    backbone = found.model.backbone
+    backbone = found.fitted.backbone
     choice = found.other_images(images)
     test, rest = found.test_images(choice)
     about = {"images": image_record(choice, test), "fit": found.fingerprint()}
@@ -68,7 +68,7 @@ def evaluate(
             order = np.random.default_rng(images.seed).permutation(len(test))
             hiding = hide(backbone, test, np.sort(order[:hidden_images]))
         more: dict[str, Any] = {"hiding": hiding, "bootstrap": bootstrap, "seed": images.seed, **truth}
-        scores = score(found.concepts, train, seen, perturbed, **more)
+        scores = score(found.fitted.concepts, train, seen, perturbed, **more)
         run.record["results"] = {"images": len(test), **scores.as_dict()}
         if not keep:
             discard(run)

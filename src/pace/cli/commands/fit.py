@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -10,16 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
-from pace.atomic import write_atomically
 from pace.cli import opening, options
 from pace.cli.errors import Problem
-from pace.cli.opening import CONCEPTS, GALLERY, source_of
+from pace.cli.opening import source_of
 from pace.cli.output import busy, first_process, say, several_processes, table
 from pace.cli.runs import Run, earlier_results, open_run, running
-from pace.naming import concept_names
+from pace.naming import concept_names, use_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # concepts in the table
 _CHECKPOINT = "checkpoint"  # folder in an unfinished run
-_GALLERY_SIZE = 6  # images per concept
-_GALLERY_SAMPLE = 4096  # images to choose them from, if these have to be observed again
 _OBSERVATIONS = typer.Option(
     metavar="FOLDER", help="Folder of a `pace fit` or `pace extract`, instead of --images and --model."
 )
@@ -107,7 +102,7 @@ def fit(
             if learner.interrupted_ and not learner.n_iter_:
                 raise KeyboardInterrupt("before the first epoch was done; nothing was learned")
             explained.save_into(run, views[0], opened)
-            run.record["results"] = _save(run, learner, views[0], opened)
+            run.record["results"] = _save(run, explained, learner, views[0], opened)
             if not keep:
                 opening.discard(run)
             if learner.interrupted_:
@@ -165,48 +160,21 @@ def _learn(learner: PACE, seen: Observations, perturbed: Observations | None, ou
     learner.fit(seen, perturbed=perturbed, checkpoint=folder, checkpoint_every=every, keep_checkpoint=True)
 
 
-def _save(run: Run, learner: PACE, observations: Observations, images: ImageSet) -> dict[str, Any]:
+def _save(
+    run: Run, model: opening.OpenedModel, learner: PACE, observations: Observations, images: ImageSet
+) -> dict[str, Any]:
     """Write the concepts and their gallery; returns the results for the record."""
-    from pace.showing.summary import use_of
+    from pace.model_explainer import ModelExplainer, typical_images
 
     with busy("saving"):
-        learner.save(run.file(CONCEPTS))
-        _save_gallery(run, learner, observations, images)
-    epochs = learner.n_iter_
+        gallery = typical_images(learner, observations, images)
+        results = ModelExplainer(model.backbone, learner, gallery=gallery).write_into(run.folder)
     if learner.minibatch is not None:
-        epochs //= -(-len(observations) // learner.minibatch)  # full passes
-    found = learner.selection_
-    return {
-        "images": len(observations),
-        "concepts": len(learner.means_),
-        "selection": found and {name: getattr(found, name) for name in ("images", "numbers", "bounds", "evidence")},
-        "empty_concepts": learner.empty_concepts_,
-        "shares": use_of(learner.concept_weights_).shares,
-        "epochs": epochs,
-        "minibatches": learner.n_steps_ or None,
-        "converged": learner.converged_,
-        "interrupted": learner.interrupted_,
-        "bound": [bound._asdict() for bound in learner.lower_bounds_],
-    }
-
-
-def _save_gallery(run: Run, learner: PACE, observations: Observations, images: ImageSet) -> None:
-    """The names of the images with the patches nearest to every concept, which `pace explain` shows as examples."""
-    from pace.observations import Lazy
-    from pace.showing.summary import typical_patches
-
-    numbers = np.arange(len(images))
-    if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:
-        numbers = np.sort(np.random.default_rng(learner.seed).choice(numbers, _GALLERY_SAMPLE, replace=False))
-        observations = observations[numbers]
-    near = typical_patches(learner.means_, observations, min(_GALLERY_SIZE, len(numbers)))
-    names = [[images.names[numbers[image]] for image in row] for row in near[..., 0]]
-    write_atomically(run.file(GALLERY), json.dumps({"images": names}).encode())
+        results["epochs"] //= -(-len(observations) // learner.minibatch)  # full passes
+    return {"images": len(observations), **results, "minibatches": learner.n_steps_ or None}
 
 
 def _show(run: Run, learner: PACE) -> None:
-    from pace.showing.summary import use_of
-
     if learner.n_concepts == "auto" and (found := learner.selection_) is not None:
         say(f"found {found.n_concepts} concept{'s' * (found.n_concepts > 1)} in {found.images} images")
     use = use_of(learner.concept_weights_)

@@ -58,7 +58,7 @@ def report(
     if scored is not None:
         with reading(scored.folder, "run `pace evaluate` again"):
             scores = Scores.from_dict(scored.record["results"])
-    backbone = found.model.backbone
+    backbone = found.fitted.backbone
     about = {"images": image_record(choice, shown), "fit": found.fingerprint()}
     with running(ctx, choice.images, device=found.device, **about) as run:
         others = [] if scored is None else [scored]
@@ -67,13 +67,13 @@ def report(
         with busy("writing the report"):
             file = write_report(
                 run.file("report.html"),
-                found.concepts,
+                found.fitted.concepts,
                 shown,
                 seen,
                 perturbed=perturbed,
                 perturbed_images=_perturbed(shown, backbone.preprocessing, images.seed) if pairs else None,
                 scores=scores,
-                class_names=found.model.class_names,
+                class_names=found.fitted.class_names,
                 preprocessing=backbone.preprocessing,
                 title=title or f"What the transformer sees in {Path(str(choice.images)).name}",
             )

@@ -72,7 +72,7 @@ def class_concepts(
     """The concepts that speak for a class, at most three, each with the patches of all images nearest to its mean.
 
     A class is what the transformer predicts. Its top concepts are those that add most to its score over the other
-    classes in its own images: mean θ_k of the images predicted as n, times η_kn minus the mean of η_k over classes. η
+    classes in its own images: mean θ_k of the images predicted as n, times `PACE.evidence_`. That
     alone would choose concepts that never occur in the class, θ alone the background that all classes share. Beside
     them, the image of the class that they add most to.
 
@@ -111,7 +111,7 @@ def class_concepts(
             layout.note(rows_x, y + 15, "No concept in use speaks for this class.")
         for line, k in enumerate(concepts):
             shares = [f"θ {theta[own, k].mean():.2f} in this class", f"θ {theta[:, k].mean():.2f} in all images"]
-            notes = [*shares, f"η {model.label_head_[k, n]:+.2f}".replace("-", "−")]
+            notes = [*shares, f"speaks for it {evidence[k, n]:+.2f}".replace("-", "−")]
             drawing.show_concept(
                 layout, f"Concept {k}", notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch
             )
@@ -128,6 +128,7 @@ def overlay(
     preprocessing: PreprocessingLike | None = None,
     n_concepts: int = 3,
     level: float = 0.9,
+    title: str | None = None,
 ) -> Figure:
     """φ of one concept or several over an image, beside the image itself; a line goes around φ ≥ 0.5.
 
@@ -142,7 +143,7 @@ def overlay(
     tall = _PICTURE * min(1.0, pixels.shape[0] / pixels.shape[1])
     block = _HEAD + tall + gap
     layout = Layout(2 * MARGIN + columns * (_PICTURE + gap) + _SCALE, 2 * MARGIN + lines * block - gap)
-    layout.write(MARGIN, MARGIN, f"image {range(len(explanation))[image]}", bold=True, room=_PICTURE)
+    layout.write(MARGIN, MARGIN, title or f"image {range(len(explanation))[image]}", bold=True, room=_PICTURE)
     drawing.show(layout, pixels, MARGIN, MARGIN + _HEAD, _PICTURE, tall)
     for position, k in enumerate(wanted, 1):
         line, column = divmod(position, columns)

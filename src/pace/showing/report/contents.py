@@ -70,7 +70,7 @@ def _labels(images: Images) -> list[str] | None:
 
 
 def view(explanation: Explanation, observations: Observations, with_predictions: bool) -> dict[str, Any]:
-    """One view of the images, original or perturbed: θ with intervals, φ, attention, predictions if there is an η."""
+    """One view of the images, original or perturbed: θ with intervals, φ, attention, predictions if there are classes."""
     phi = np.asarray(explanation.phi)
     strongest = np.argsort(-phi, axis=2, kind="stable")[:, :, :_PATCH_CONCEPTS]
     low, high = explanation.interval(LEVEL)
@@ -200,9 +200,9 @@ def _classes(model: PACE, observations: Observations, theta: Array, names: list[
     return {
         "classes": class_titles(names),
         "classNames": names,  # as the model has them
-        "evidence": packed(evidence, "i16", 32767 / 2),  # from -2 to 2
+        "evidence": packed(evidence, "i16", 32767),  # from -1 to 1
         # The class that θ points to through η, whatever the transformer said.
-        "pointed": (theta @ evidence).argmax(1).tolist() if names else None,
+        "pointed": (theta @ model.label_head_).argmax(1).tolist() if names else None,
         "classConcepts": found,
     }
 

@@ -32,7 +32,7 @@ function allClasses(query) {
   filter();
   return h("div", { class: "page" },
     h("header", { class: "lead" }, h("h1", {}, "Classes"),
-      note("A concept speaks for a class if the class's images contain much of it (θ) and it favours the class over others (η). Images belong to the class the transformer predicts, right or wrong.")),
+      note("A concept speaks for a class if the class's images contain much of it (θ) and the class is likelier where the concept is. Images belong to the class the transformer predicts, right or wrong.")),
     h("div", { class: "filters inline" }, h("label", { for: "class-search" }, "Search"), search, count),
     h("ul", { class: "cards", "aria-label": "Classes" }, cards));
 }
@@ -60,7 +60,7 @@ function oneClass(n) {
       h("div", {}, h("h3", {}, "Typical patches"), h("div", { class: "strip" }, data.concepts[k].near.slice(0, 5).map(([m, patch]) =>
         h("a", { href: link.image(m, { patch }), "aria-label": `${data.names[m]}, patch at ${place(patch)}` }, crop(m, patch))))),
       images.length > 0 && h("div", {}, h("h3", {}, "Images of the class with most of it"), h("div", { class: "samples small" }, images.map((m) => imageCard(m, k)))))),
-    found.length > 0 && note("The number is the concept's mean share of the class's images (θ) times how strongly it favours the class over the others (η)."),
+    found.length > 0 && note("The number is the concept's mean share of the class's images (θ) times how much likelier the class is where the concept is."),
     PARTS > 0 && count > 0 && contrastCard(n));
 }
 

@@ -74,7 +74,7 @@ function oneConcept(k) {
       h("div", { class: "samples" }, near.map(([m, patch]) => galleryItem(m, patch)))),
     CLASSES > 0 && h("section", { "aria-labelledby": "speaks" },
       h("h2", { id: "speaks" }, "Classes it speaks for"),
-      note("How much more this concept favours a class than it favours the average class (η). This is learned from the transformer's predictions, not from labels."),
+      note("How much likelier the class is in images of this concept than in all images the concepts were learned from: +0.20 is 20 points of its probability. By the transformer's predictions, not by labels."),
       evidenceList(k)),
     images.length > 0 && h("section", { "aria-labelledby": "images" },
       h("h2", { id: "images" }, "Images with most of it"),

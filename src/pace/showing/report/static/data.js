@@ -25,8 +25,8 @@ const kindsOf = Array.from({ length: PARTS }, (_, p) => Array.from({ length: CON
 
 const evidenceSteps = unpack(data.evidence);
 
-/** How strongly concept k speaks for class n (above 0) or against it, compared with the other classes. */
-const evidence = (k, n) => (evidenceSteps[k * CLASSES + n] / 32767) * 2;
+/** How much likelier class n is where concept k is than in all images of the fit: above 0 it speaks for the class. */
+const evidence = (k, n) => evidenceSteps[k * CLASSES + n] / 32767;
 
 /** One view of the images: as they are, or perturbed. */
 class View {

@@ -360,7 +360,7 @@ const imagesView = {
       measured && h("h3", {}, "By the concepts' own evidence"),
       h("p", { class: "pick" }, h("label", { for: "why" }, "Concepts for and against "), select),
       carried,
-      note("A concept's share of the image (θ) times how strongly it favours the class over the others (η). Bars to the right speak for the class, bars to the left against it."));
+      note("A concept's share of the image (θ) times how much likelier the class is where the concept is. Bars to the right speak for the class, bars to the left against it."));
   },
 };
 

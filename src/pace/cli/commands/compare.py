@@ -1,0 +1,39 @@
+"""`pace compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pace.cli import options
+from pace.cli.opening import load_run
+from pace.cli.output import say, table
+
+_IMAGES = typer.Option(metavar="FOLDER", help="Images both look at.", show_default="some of those of the first fit")
+_DEVICE = typer.Option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")
+
+
+def compare(
+    one: Annotated[str, typer.Argument(metavar="A", help="Folder of a `pace fit`.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another one, of the same model or of a different one.")],
+    images: Annotated[str | None, _IMAGES] = None,
+    device: Annotated[str, _DEVICE] = "auto",
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> dict[str, Any]:
+    """Say which concepts of two fits are the same: those that lie in the same places of the same images.
+
+    \b
+    Example:
+      pace compare runs/birds runs/birds-seed-1
+    """
+    first, second = (load_run(folder, device=device) for folder in (one, other))
+    from pace.comparing import compare as matched
+
+    found = matched(first, second, images)
+    rows = [[match.one_name, match.other_name, f"{100 * match.alike:.0f} %"] for match in found]
+    table([one, other, "patches in common"], rows, words=(0, 1))
+    mean = sum(match.alike for match in found) / len(found)
+    say(f"{len(found)} pairs; on average {100 * mean:.0f} % of the patches that either holds are held by both")
+    return {"matches": [match._asdict() for match in found], "mean": mean}

@@ -1,0 +1,52 @@
+"""`pace runs`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pace.cli import options
+from pace.cli.errors import Problem
+from pace.cli.opening import evaluations_of
+from pace.cli.output import say, table
+from pace.cli.runs import RUNS, Run, all_runs, read_record
+
+_FOLDER = typer.Argument(help="The folder that holds the runs.")
+
+
+def runs(
+    folder: Annotated[Path, _FOLDER] = RUNS, json: options.Json = False, debug: options.Debug = False
+) -> dict[str, Any]:
+    """List the runs there are, what each is of, and whether to believe it.
+
+    \b
+    Example:
+      pace runs
+    """
+    found = []
+    for file in folder.glob("*/run.json"):
+        with suppress(Problem):
+            found.append(Run(file.parent, read_record(file)))
+    scored = all_runs("evaluate", folder)
+    listed = [_line(run, scored) for run in sorted(found, key=lambda run: str(run.record["started"]))]
+    if listed:
+        table(list(listed[0]), [list(line.values()) for line in listed], words=range(5))
+    else:
+        say(f"no runs in {folder}; `pace fit` makes one")
+    return {"runs": listed}
+
+
+def _line(run: Run, scored: list[Run]) -> dict[str, str]:
+    record, results = run.record, run.record["results"]
+    of = [(record.get(part) or {}).get(key) for part, key in (("images", "images"), ("model", "name"))]
+    about = [Path(str(name)).name for name in of if name]
+    verdict = results.get("verdict", "")
+    if record["command"] == "fit" and results:
+        about.append(f"{results['concepts']} concepts")
+        own = evaluations_of(run, scored)
+        verdict = own[-1].record["results"]["verdict"] if own else "not evaluated"
+    first = {"run": str(run.folder), "command": record["command"], "of": ", ".join(about)}
+    return first | {"status": record["status"], "verdict": verdict}

@@ -1,0 +1,367 @@
+"""A model and its concepts as one object: `explain_model` learns them, `pace.load_run` reads them from a folder."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.atomic import write_atomically
+from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model
+from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, pooled_features, save_head
+from pace.explainer import PACE
+from pace.explanation import Array, Explanation
+from pace.files import CONCEPTS, GALLERY, HEAD
+from pace.images.datasets import has_splits
+from pace.images.given import images_from
+from pace.images.imageset import ImageSet
+from pace.naming import use_of
+from pace.notebook import model_html
+from pace.observations import Lazy, Observations
+from pace.observing.extract import observe, observe_pair
+from pace.showing import summary
+
+if TYPE_CHECKING:
+    from pace.metrics import Scores
+
+_GALLERY_SIZE = 6  # images of the fit that are named for every concept
+_GALLERY_SAMPLE = 4096  # images to choose them from, if these have to be observed again
+_EXAMPLES = 3  # of these shown beside images that are explained
+_DIGITS = 6
+
+
+class ModelExplainer:
+    """Fitted concepts that know their model: call it with a picture, a folder or a list to have them explained.
+
+    backbone, concepts : the model at its block, and the `PACE` fitted to it
+    class_names : names of the classes that the model predicts, if they are known
+    gallery : for every concept the names of the images of the fit that show it best
+    images : what the concepts were learned from, if that is known
+    scores : of the latest `pace evaluate`, or of `evaluate`
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        concepts: PACE,
+        class_names: Sequence[str] | None = None,
+        gallery: list[list[str]] | None = None,
+        images: ImageSet | Callable[[], ImageSet] | None = None,
+        scores: Scores | None = None,
+        choice: ModelChoice | None = None,
+        source: str | PathLike[str] | None = None,
+    ) -> None:
+        self.backbone, self.concepts, self.scores = backbone, concepts, scores
+        self.class_names = None if class_names is None else list(class_names)
+        self.gallery = gallery or [[] for _ in concepts.means_]
+        self._images, self._choice, self._source = images, choice, source  # model and images by name, if they have one
+
+    @property
+    def images(self) -> ImageSet | None:
+        if callable(self._images):
+            self._images = self._images()
+        return self._images
+
+    def __call__(self, images: Any, *, batch_size: int = 64, progress: bool | None = None) -> ModelExplanation:
+        """Explain whatever `backbone.observe` takes: a file, a folder, a Pillow image, an array, a tensor, a list of these."""
+        given = images_from(images)
+        return self.explained(given, observe(self.backbone, given, batch_size=batch_size, progress=progress))
+
+    def explained(self, images: Any, observations: Observations) -> ModelExplanation:
+        """The explanation of images that were observed already."""
+        found = vars(self.concepts.explain(observations))
+        return ModelExplanation(**found, explainer=self, images=images, observations=observations)
+
+    def evaluate(self, images: Any, *, seed: int = 0, batch_size: int = 64, **options: Any) -> Scores:
+        """Scores on unseen images, of their test split if they have splits, and what they mean.
+
+        `options` are those of `pace.metrics.evaluate`.
+        """
+        from pace.metrics import evaluate
+
+        if self.images is None:
+            raise ValueError("evaluate: needs the images of the fit, which are not known; use pace.metrics.evaluate")
+        train = observe(self.backbone, self.images, batch_size=batch_size)
+        unseen = images_from(images, split="test" if has_splits(images) else "train")
+        test = observe_pair(self.backbone, unseen, seed=seed, batch_size=batch_size)
+        self.scores = evaluate(self.concepts, train, *test, seed=seed, **options)
+        return self.scores
+
+    def with_examples(self, images: Any, concepts: Sequence[int]) -> Any:
+        """The images, followed by those of the fit that show these concepts best, if they are known."""
+        names = dict.fromkeys(name for concept in concepts for name in self.gallery[concept][:_EXAMPLES])
+        if not names or not isinstance(images, ImageSet) or isinstance(images, _Joined):
+            return images
+        try:
+            own = self.images
+        except (ValueError, OSError) as error:
+            warnings.warn(f"concepts are only shown in these pictures: {error}", stacklevel=2)
+            own = None
+        if own is None:
+            return images
+        place = {name: number for number, name in enumerate(own.names)}
+        return _Joined(images, own.subset(place[name] for name in names))
+
+    def save(self, folder: str | PathLike[str]) -> Path:
+        """Write a folder as `pace fit` does, which `pace.load_run` and the command line's --run read."""
+        path, source = Path(folder).expanduser(), self._source
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(f"{path} is there already; choose a new folder")
+        head = self.backbone.head
+        if not isinstance(head, (torch.nn.Linear, Neighbours, ZeroShot, type(None))):
+            raise ValueError("save: needs the model's own classifier, or a head that `explain_model` fitted")
+        path.mkdir(parents=True, exist_ok=True)
+        if head is not None:
+            save_head(head, path / HEAD)
+        if source is not None and Path(source).expanduser().exists():
+            source = Path(source).expanduser().resolve()
+        kept = None if source is None or self.images is None else self.images.fingerprint()
+        how = {"data_root": None, "split": None, "limit": None, "skip_unreadable": False, "seed": self.concepts.seed}
+        record: dict[str, Any] = {
+            "format": "pace-run-1", "command": "fit", "status": "finished", "folder": str(path.resolve()),
+            "started": datetime.now().astimezone().isoformat(timespec="milliseconds"), "seconds": None,
+            "configuration": {"observations": None}, "seed": self.concepts.seed,
+            "model": model_record(self.backbone, self._choice) | {"class_names": self.class_names},
+            "images": how | {"images": source and str(source), "fingerprint": kept},
+            "results": self.write_into(path), "warnings": [],
+        }  # fmt: skip
+        write_atomically(path / "run.json", json.dumps(record, indent=1, default=lambda array: array.tolist()).encode())
+        return path
+
+    def write_into(self, folder: Path) -> dict[str, Any]:
+        """Concepts and gallery as files; returns what ``run.json`` says of them."""
+        learner = self.concepts
+        learner.save(folder / CONCEPTS)
+        write_atomically(folder / GALLERY, json.dumps({"images": self.gallery}).encode())
+        found = learner.selection_
+        return {
+            "concepts": len(learner.means_),
+            "selection": found and {name: getattr(found, name) for name in ("images", "numbers", "bounds", "evidence")},
+            "empty_concepts": learner.empty_concepts_,
+            "shares": use_of(learner.concept_weights_).shares,
+            "epochs": learner.n_iter_,
+            "converged": learner.converged_,
+            "interrupted": learner.interrupted_,
+            "bound": [bound._asdict() for bound in learner.lower_bounds_],
+        }
+
+    def __repr__(self) -> str:
+        total, parts = len(self.concepts.means_), self.concepts.part_of_
+        of_parts = "" if parts is None else f" of {self.concepts.n_parts_} parts"
+        return f"ModelExplainer({total} concepts{of_parts}, {self.backbone!r})"
+
+    def _repr_html_(self) -> str:
+        return model_html(self.concepts, self.class_names)
+
+
+class Reason(NamedTuple):
+    """What a concept says for a class rather than another, in an image."""
+
+    concept: int
+    name: str
+    share: float  # θ
+    weight: float  # θ times how much more evidence the concept is for the one class; below 0 it is for the other
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelExplanation(Explanation):
+    """An `Explanation` that knows its images, what they are called, and what the model predicts.
+
+    In a notebook it shows pictures.
+    """
+
+    explainer: ModelExplainer = None  # type: ignore[assignment]
+    images: Any = None
+    observations: Observations = None  # type: ignore[assignment]
+
+    @property
+    def image_names(self) -> list[str]:
+        return self.images.names if isinstance(self.images, ImageSet) else super().image_names
+
+    def prediction(self, image: int) -> dict[str, Any] | None:
+        if self.observations.predictions is None:
+            return None
+        said = np.asarray(self.observations.predictions[image])
+        n = int(said.argmax())
+        return {"class": n, "name": self._class_names[n], "probability": round(float(said[n]), _DIGITS)}
+
+    def _evidence(self, concept: int, image: int) -> float | None:
+        said, evidence = self.prediction(image), self.explainer.concepts.evidence_
+        return round(float(evidence[concept, said["class"]]), _DIGITS) if said and evidence.size else None
+
+    def concepts_of(self, name: str | int, n: int = 5) -> list[tuple[int, float]]:
+        """The concepts that speak most for a class in the images predicted as it: mean θ times the evidence, above 0."""
+        own = self._predictions.argmax(1) == (number := self._class(name))
+        theta, concepts = self.theta[own if own.any() else slice(None)], self.explainer.concepts
+        return summary.class_concepts(theta, concepts.evidence_[:, number], use_of(concepts.concept_weights_).used, n)
+
+    def why(self, image: int = 0, one: str | int | None = None, other: str | int | None = None) -> list[Reason]:
+        """Why an image is of `one` class and not the `other`, by concept, strongest first; by default the likeliest two."""
+        likely = np.argsort(-self._predictions[image], kind="stable")
+        a, b = (self._class(int(likely[place]) if name is None else name) for place, name in enumerate((one, other)))
+        evidence, names, shown = self.explainer.concepts.evidence_, self.names, self.shown_concepts(image)
+        weights = self.theta[image] * (evidence[:, a] - evidence[:, b])
+        order = shown[np.argsort(-np.abs(weights[shown]), kind="stable")]
+        return [Reason(int(k), names[k].long, float(self.theta[image, k]), float(weights[k])) for k in order]
+
+    @property
+    def _predictions(self) -> Array:
+        if self.observations.n_classes < 2 or self.explainer.concepts.evidence_.shape[1] < 2:
+            raise ValueError("this model predicts no classes that concepts could speak for; explain_model takes a head")
+        return np.asarray(self.observations.predictions)
+
+    @property
+    def _class_names(self) -> list[str]:
+        return summary.class_names(self.explainer.class_names, self.images, self.observations.n_classes)
+
+    def _class(self, name: str | int) -> int:
+        names: list[Any] = self._class_names
+        number = names.index(name) if name in names else name
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            raise ValueError(f"there is no class {name!r} among {len(names)}: {', '.join(names[:5])}, …")
+        return number
+
+    def figure(self, image: int = 0) -> Any:
+        """A matplotlib figure of one image, its prediction, and where its largest concepts are."""
+        from pace.showing.figures import overlay
+
+        return overlay(
+            self.images, self, image, preprocessing=self.explainer.backbone.preprocessing, title=self._title(image)
+        )
+
+    def report(self, path: str | PathLike[str], title: str | None = None, **more: Any) -> Path:
+        """A page with these images, and those of the fit that show the same concepts best; `more` goes to `write_report`."""
+        from pace.showing.report import write_report
+
+        explainer, names = self.explainer, self.image_names
+        wanted = [k for m in range(len(self)) for k in self.shown_concepts(m, _EXAMPLES)]
+        images = explainer.with_examples(self.images, wanted)  # none are added where they are there already
+        whole = self if images is self.images else explainer(images)
+        return write_report(
+            path, explainer.concepts, images, whole.observations, explanation=whole, scores=explainer.scores,
+            class_names=explainer.class_names, preprocessing=explainer.backbone.preprocessing,
+            title=title or f"What the transformer sees in {names[0] if len(names) == 1 else f'{len(names)} pictures'}", **more,
+        )  # fmt: skip
+
+    def __getitem__(self, images: int | slice | Array | list[int]) -> ModelExplanation:
+        rows = np.atleast_1d(np.arange(len(self))[images])
+        kept = self.images.subset(rows.tolist()) if isinstance(self.images, ImageSet) else self.images[rows]
+        found: Any = super().__getitem__(rows)
+        return replace(found, images=kept, observations=self.observations[rows])  # type: ignore[no-any-return]
+
+    def _title(self, image: int) -> str:
+        said, name = self.prediction(image), Path(self.image_names[image]).name
+        return name if said is None else f"{said['name']}, {said['probability']:.0%} · {name}"
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.figure()._repr_png_())
+
+
+def explain_model(
+    model: Any,
+    images: Any,
+    n_concepts: int | str = 100,
+    *,
+    layer: int | None = None,
+    head: Any = None,
+    class_names: Sequence[str] | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+    **parameters: Any,
+) -> ModelExplainer:
+    """Learn the concepts that a model uses for images: a `ModelExplainer`, which explains others.
+
+    Parameters
+    ----------
+    model
+        A vision transformer, a `Backbone`, or a name or file that `pace.backbones.load` reads.
+    images
+        What `backbone.observe` takes; of a folder with train/ in it, these.
+    layer
+        The block to explain; by default the last one whose patches still differ within images.
+    head
+        Instead of the model's own classifier: a module, or "probe" or "knn" for one fitted to the labels of the images, or
+        "clusters" of the model's own features.
+    class_names
+        Of the classes that the model predicts; by default those of the model, or the folders', if there are as many.
+    parameters
+        Others of `PACE`, such as ``parts=None``.
+    """
+    pictures, choice = images_from(images), None
+    names: Sequence[str] | None = None
+    choose = partial(choose_layer, images=pictures, seed=seed, batch_size=batch_size)
+    own = None if isinstance(head, str) else head
+    if isinstance(model, Backbone):
+        backbone = model
+    elif isinstance(model, (str, PathLike)):
+        choice = ModelChoice(model, layer=layer)
+        network, names = open_model(choice)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        backbone = open_backbone(network, choice, device, choose, own)
+    elif layer is None:
+        backbone = Backbone(model, choose(model), own, attention_layer=-1)
+    else:
+        backbone = Backbone(model, layer, own)
+    if isinstance(head, str):
+        if head not in HEADS or not isinstance(pictures, ImageSet):
+            such = "a module, None, or, for files, one of"
+            raise ValueError(f"head: expected {such} {', '.join(map(repr, HEADS))}; found {head!r}")
+        fitted = fit_head(head, pooled_features(backbone, pictures, batch_size), pictures.labels)
+        backbone.head, names = fitted.to(backbone.device), None if head == "clusters" else pictures.class_names
+    seen, perturbed = observe_pair(backbone, pictures, seed=seed, batch_size=batch_size)
+    concepts = PACE(n_concepts, seed=seed, **parameters).fit(seen, perturbed=perturbed)
+    known = class_names or (names if len(names or ()) == seen.n_classes else None)
+    called = summary.class_names(known, pictures, seen.n_classes) or None
+    own_images = pictures if isinstance(pictures, ImageSet) else None
+    gallery = None if own_images is None else typical_images(concepts, seen, own_images)
+    source = images if isinstance(images, (str, PathLike)) else None
+    return ModelExplainer(backbone, concepts, called, gallery, own_images, choice=choice, source=source)
+
+
+def model_record(backbone: Backbone, choice: ModelChoice | None) -> dict[str, Any]:
+    """For ``run.json``: enough to open the same model again, and to notice another one."""
+    known = asdict(choice or ModelChoice(""))
+    return known | {
+        "name": str(known["name"]) or None,
+        "layer": backbone.layer,
+        "attention_layer": backbone.attention_layer,
+        "count_cls": backbone.count_cls,
+        "head": None if backbone.head is None else HEAD,
+        "fingerprint": backbone.fingerprint(),
+        "preprocessing": asdict(backbone.preprocessing),
+    }
+
+
+def typical_images(concepts: PACE, observations: Observations, images: ImageSet) -> list[list[str]]:
+    """For every concept the names of the images with the patches nearest to it."""
+    numbers = np.arange(len(images))
+    if isinstance(observations, Lazy) and len(images) > _GALLERY_SAMPLE:
+        numbers = np.sort(np.random.default_rng(concepts.seed).choice(numbers, _GALLERY_SAMPLE, replace=False))
+        observations = observations[numbers]
+    near = summary.typical_patches(concepts.means_, observations, min(_GALLERY_SIZE, len(numbers)))
+    return [[images.names[numbers[image]] for image in row] for row in near[..., 0]]
+
+
+class _Joined(ImageSet):
+    """Some images, then examples."""
+
+    def __init__(self, images: ImageSet, examples: ImageSet) -> None:
+        self.own, self.examples = images, examples
+        names = [f"{name} (example)" if name in images.names else name for name in examples.names]
+        super().__init__([*images.names, *names], None, None)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.own[index] if index < len(self.own) else self.examples[index - len(self.own)]
+
+    def fingerprint(self) -> str:
+        return f"{self.own.fingerprint()}+{self.examples.fingerprint()}"
