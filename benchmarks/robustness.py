@@ -121,7 +121,15 @@ def examples(folder: Path) -> dict[str, tuple[Path, Read]]:
     for file in sorted(checkpoint.iterdir()):
         found[f"checkpoint's {file.name.partition('-')[0].partition('.')[0]}"] = file, resume
     scores = Scores([Score("sparsity", "Sparsity", 0.5, 0.4, 0.6, "higher", (0, 1), "how few")], ["careful"], "fine")
-    images = {"images": "x", "data_root": None, "split": None, "limit": None, "skip_unreadable": False, "seed": 0}
+    images = {
+        "images": "x",
+        "data_root": None,
+        "split": None,
+        "limit": None,
+        "skip_unreadable": False,
+        "max_pixels": None,
+        "seed": 0,
+    }
     layer = {"layer": 1, "attention_layer": None, "count_cls": False, "head": None}
     names = {"name": "x", "architecture": None, "image_size": None, "normalize": None, "class_names": ["a"]}
     record = {

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.atomic import write_atomically
 from pace.backbones import finetune
 from pace.backbones.birds_vit import SIZE, new_model
 from pace.backbones.finetuning import Finetuned
 from pace.backbones.training import Augmentation
+from pace.files import read_tensors, save_tensors
 from pace.images import AUGMENT_SEED, Birds, Perturbation
 
 # Nobody else's images: other seeds are small numbers.
@@ -71,12 +71,8 @@ def train(
 
 def halve(path: Path) -> None:
     """Keep the weights in float16, since the file comes with the package."""
-    from safetensors import safe_open
-    from safetensors.torch import save
-
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name).half() for name in file.keys()}  # noqa: SIM118, not a dict
-        write_atomically(path, save(tensors, file.metadata()))
+    tensors, header = read_tensors(path, dict, "train again")
+    save_tensors(path, {name: tensor.half() for name, tensor in tensors.items()}, header)
 
 
 if __name__ == "__main__":

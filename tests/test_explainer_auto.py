@@ -183,7 +183,7 @@ def test_a_fit_that_is_resumed_does_not_look_again_and_keeps_how(how, tmp_path, 
 def test_moves_are_shown_as_they_are_made(monkeypatch):
     notes = []
     monkeypatch.setattr("pace.progress._PATIENCE", 0.0)
-    monkeypatch.setattr("rich.progress.Progress.update", lambda bar, task, advance, note: notes.append(note))
+    monkeypatch.setattr("rich.progress.Progress.update", lambda bar, task, completed, note: notes.append(note))
     selection = fit(progress=True).selection_
     assert notes[0] == "how many concepts?"
     shown = [note for note in notes if note.startswith("how many concepts: ")]

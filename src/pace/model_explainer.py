@@ -126,7 +126,8 @@ class ModelExplainer:
         if source is not None and Path(source).expanduser().exists():
             source = Path(source).expanduser().resolve()
         kept = None if source is None or self.images is None else self.images.fingerprint()
-        how = {"data_root": None, "split": None, "limit": None, "skip_unreadable": False, "seed": self.concepts.seed}
+        how = {"data_root": None, "split": None, "limit": None, "skip_unreadable": False, "max_pixels": None,
+               "seed": self.concepts.seed}  # fmt: skip
         record: dict[str, Any] = {
             "format": "pace-run-1", "command": "fit", "status": "finished", "folder": str(path.resolve()),
             "started": datetime.now().astimezone().isoformat(timespec="milliseconds"), "seconds": None,

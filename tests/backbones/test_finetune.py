@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from pace.backbones import Backbone, finetune, finetuning, load, load_finetuned
+from pace import files
+from pace.backbones import Backbone, finetune, load, load_finetuned
 from pace.backbones.finetuning import Finetuned, split_off
 from pace.backbones.libraries import describe_tower
 from pace.backbones.training import Augmentation, Trainer, parameter_groups
@@ -202,7 +203,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_bits(
             raise Stop
         events.append(name)
 
-    real_train, real_write = Trainer.run_epoch, finetuning.write_atomically
+    real_train, real_write = Trainer.run_epoch, files.write_atomically
 
     def train(*arguments: Any) -> None:
         event("training")
@@ -214,7 +215,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_bits(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run_epoch", train)
-        patch.setattr(finetuning, "write_atomically", write)
+        patch.setattr(files, "write_atomically", write)
         with pytest.raises(Stop):
             finetune(tiny(), images, checkpoint=path, **SETTINGS)
     if path.exists():

@@ -238,7 +238,7 @@ def test_an_object_that_looks_itself_is_asked_with_the_attention_it_gives() -> N
     ("options", "message"),
     [
         ({"images": pictures(1)}, "expected 2 images or more to compare; found 1"),
-        ({"images": [1, 2, 3]}, "images: expected a tensor"),
+        ({"images": [1, 2, 3]}, "image 0: expected a tensor"),
     ],
 )
 def test_mistakes_are_said(options: dict[str, Any], message: str) -> None:

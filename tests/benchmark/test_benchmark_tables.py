@@ -209,5 +209,5 @@ def test_results_that_are_none_are_refused_in_one_line(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such results"):
         Results.load(tmp_path)
     (tmp_path / "results.json").write_text('{"rows": [{}]}')
-    with pytest.raises(ValueError, match="no benchmark results"):
+    with pytest.raises(ValueError, match="run its benchmark again"):
         Results.load(tmp_path)

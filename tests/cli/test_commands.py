@@ -252,7 +252,7 @@ def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere
     names = Folder("shop/photos/train").names
     np.testing.assert_array_equal(perturbed.crops, Perturbation(0).crops(names, (32, 32)))
     assert invoke("fit", "--observations", "kept", *QUICK).code == 0
-    assert "block was 5, now 2" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
+    assert "--layer was None, now 2" in invoke("extract", *PHOTOS, "--out", "kept", "--layer", "2").error
 
 
 # -- the layer -------------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_finished_finetuning_is_not_repeated_and_another_recipe_is_refused(
     repeat = ("finetune", "--config", "tuned", "--out", "tuned")
     assert invoke(*repeat).code == 0
     assert Path("tuned/model.safetensors").read_bytes() == before
-    assert "is of another run" in invoke(*repeat, "--epochs", "3").error
+    assert "--epochs was 2, now 3" in invoke(*repeat, "--epochs", "3").error
 
 
 # -- evaluate and report ---------------------------------------------------------------------------------------------------

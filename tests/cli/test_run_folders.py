@@ -165,7 +165,7 @@ def test_a_run_that_was_killed_while_its_record_was_first_written_begins_anew(el
     for name in ("lock", "run.json.tmp"):
         (elsewhere / "run" / name).touch()
     assert invoke("fit", "--config", "shop/fit", "--out", "run").code == 0
-    assert sorted(files(elsewhere / "run")) == ["concepts.safetensors", "gallery.json", "run.json"]
+    assert sorted(files(elsewhere / "run")) == ["concepts.safetensors", "gallery.json", "run.json", "seen.json"]
 
 
 def test_two_commands_cannot_write_to_one_folder(elsewhere: Path, monkeypatch):

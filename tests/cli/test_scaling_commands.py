@@ -36,7 +36,7 @@ def test_minibatches_learn_straight_from_the_images(pace: Pace, tmp_path: Path, 
 
 
 def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pace.cli.commands.fit._GALLERY_SAMPLE", 4)
+    monkeypatch.setattr("pace.model_explainer._GALLERY_SAMPLE", 4)
     fit = ("fit", "--images", "photos", *MODEL, *QUICK, "--minibatch", "5", "--out", tmp_path / "run")
     assert pace(*fit).code == 0
     gallery = json.loads((tmp_path / "run" / "gallery.json").read_bytes())

@@ -40,7 +40,7 @@ def first_process() -> bool:
 def starts_again() -> bool:
     """Whether torchrun will start this process again after an error, so that the error is not the outcome."""
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    return several_processes() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < restarts
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < restarts
 
 
 def console(stderr: bool = False) -> CleanConsole:
@@ -90,13 +90,13 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def busy(what: str) -> Iterator[None]:
+def busy(what: str) -> Iterator[Any]:
     """For a step without a progress bar: a spinner on a terminal, and a line if it took long."""
     from rich.text import Text  # a string would be read as markup
 
     began = time.monotonic()
-    with console(stderr=True).status(Text(f"{what} …")) if on_terminal(sys.stderr) else nullcontext():
-        yield
+    with console(stderr=True).status(Text(f"{what} …")) if on_terminal(sys.stderr) else nullcontext() as status:
+        yield status
     if (seconds := time.monotonic() - began) > 1:
         note(f"{what}: {seconds:.1f} s")
 

@@ -31,7 +31,7 @@ FORMAT = "pace-run-1"
 _FILE = "run.json"
 _PATTERN = {"format": FORMAT, "command": str, "status": str, "started": str, "configuration": dict, "results": dict}
 _IMAGES = {"images": str | None, "data_root": str | None, "split": str | None, "limit": int | None,
-           "skip_unreadable": bool, "seed": int, "fingerprint": str | None}  # fmt: skip
+           "skip_unreadable": bool, "max_pixels": int | None, "seed": int, "fingerprint": str | None}  # fmt: skip
 _MODEL = {"name": str | None, "architecture": str | None, "image_size": int | None, "normalize": str | None,
           "layer": int | str | None, "attention_layer": int | None, "count_cls": bool, "head": str | None,
           "fingerprint": str, "class_names": list | None}  # fmt: skip

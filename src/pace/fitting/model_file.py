@@ -79,7 +79,12 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
         "prior_covariance": (size, size),
         "concept_weights": (len(concepts),),
         "share_prior": concepts.alpha.shape,
+        "evidence": concepts.label_head.shape,
     }
+    if (found := under("selection.", tensors)) and found["means"].ndim == found["numbers"].ndim + 1 == 2:
+        shapes |= {"selection.evidence": found["means"].shape[:1], "selection.bounds": found["numbers"].shape}
+    elif found:
+        raise ValueError("how the number of concepts was found is not told as it should be")
     if wrong := [name for name, shape in shapes.items() if tensors[name].shape != shape]:
         raise ValueError(f"{wrong[0]} of shape {tuple(tensors[wrong[0]].shape)} does not fit the concepts")
     if not bool((tensors["share_prior"] > 0).all()) or tensors.get("neighbours", torch.ones(1, 1)).ndim != 2:
