@@ -36,7 +36,6 @@ from pace.model.gaussians import Prior
 from pace.model.learning import expect_all, explain_batch
 from pace.model.nearest import Patches, nearest
 from pace.model.precision import undisturbed
-from pace.model.refining_kinds import Drift
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
@@ -138,7 +137,6 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
-    refinement_drift_: Drift | None  # what refining kinds cost: patches that changed their part, and nats of the bound
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int  # batches of `partial_fit` so far
     prefix_tokens_: int  # that counted beside the patches
@@ -189,7 +187,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
             self.n_steps_ = 0 if self.minibatch is None else self.n_iter_
             self.converged_, self.interrupted_ = course.converged, course.interrupted
-            self.refinement_, self.refinement_drift_ = course.refinement, course.drift
+            self.refinement_ = course.refinement
             self.selection_ = course.selection
             self._describe(observations, settings)
             self._warn_of_the_end(len(observations))
@@ -246,7 +244,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._statistics, self.lower_bounds_, self.selection_ = total, [*bounds, bound], selection
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
         self.converged_, self.interrupted_ = False, False
-        self.refinement_, self.refinement_drift_ = np.empty((0, 3)), None
+        self.refinement_ = np.empty((0, 3))
         self._describe(observations, settings)
         return self
 

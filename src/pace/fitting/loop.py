@@ -23,7 +23,7 @@ from pace.model.gaussians import Prior
 from pace.model.learning import Memory, expect, explain_batch
 from pace.model.objective import Bound
 from pace.model.refining import Refinement, refine
-from pace.model.refining_kinds import Drift, refine_kinds
+from pace.model.refining_kinds import refine_kinds
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
 from pace.model.statistics import Statistics
@@ -87,7 +87,6 @@ class Course:
     statistics: Statistics | None = None  # what the concepts were learned from
     bounds: list[Bound] = field(default_factory=list)  # after every step
     refinement: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
-    drift: Drift | None = None  # of patches and the bound, where kinds were refined
     converged: bool = False
     refined: bool = False
     finished: bool = False
@@ -103,7 +102,6 @@ class Course:
             "prior.strength": torch.tensor(self.prior.strength, dtype=torch.float64),
             "bounds": torch.tensor(self.bounds, dtype=torch.float64).reshape(-1, 3),
             "refinement": torch.from_numpy(self.refinement),
-            "drift": torch.tensor(self.drift or (), dtype=torch.float64),
             "state": torch.tensor([self.converged, self.refined, self.finished]),
         }  # fmt: skip
 
@@ -114,7 +112,6 @@ class Course:
         prior = Prior(tensors["prior.covariance"].to(settings.device), float(tensors["prior.strength"]))
         course = cls(concepts, prior, refinement=tensors["refinement"].numpy())
         course.bounds = [Bound(*row) for row in tensors["bounds"].tolist()]
-        course.drift = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
         course.converged, course.refined, course.finished = tensors["state"].tolist()
         if statistics := under("statistics.", tensors):
             course.statistics = given.statistics_from(statistics).map(lambda t: t.to(settings.device))
@@ -249,7 +246,7 @@ def _refine(
         if course.concepts.nest is not None:  # takes less time than to ask whether it is needed
             if plan.kind_steps:
                 steps = plan.kind_steps, plan.seed
-                course.concepts, course.refinement, course.drift = refine_kinds(*given, *steps, report, team.share)
+                course.concepts, course.refinement = refine_kinds(*given, *steps, report, team.share)
         elif plan.refinement is not None:
             ask = team.rank == 0 and not plan.refine_anyway  # the first process finds out, for all
             if not any(team.gathered(ask and predicts(observations, course.concepts, settings))):

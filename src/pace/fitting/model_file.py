@@ -15,7 +15,6 @@ from pace.fitting.arguments import plain_parameters
 from pace.model.concepts import Concepts, under
 from pace.model.gaussians import Prior
 from pace.model.objective import Bound
-from pace.model.refining_kinds import Drift
 from pace.model.selecting import Selection
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["prior_covariance"] = prior.covariance
     tensors["lower_bounds"] = torch.tensor([tuple(b) for b in model.lower_bounds_], dtype=torch.float64).reshape(-1, 3)
     tensors["refinement"] = torch.from_numpy(model.refinement_)
-    tensors["drift"] = torch.tensor(model.refinement_drift_ or (), dtype=torch.float64)
     tensors["concept_weights"] = torch.from_numpy(model.concept_weights_)
     tensors["evidence"] = torch.from_numpy(model.evidence_)
     tensors["share_prior"] = torch.from_numpy(model.share_prior_)
@@ -101,7 +99,6 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model.selection_ = Selection.from_tensors(selection) if selection else None
     model.lower_bounds_ = [Bound(*row) for row in tensors["lower_bounds"].tolist()]
     model.refinement_ = tensors["refinement"].numpy()
-    model.refinement_drift_ = Drift(*tensors["drift"].tolist()) if len(tensors["drift"]) else None
     model.concept_weights_ = tensors["concept_weights"].numpy()
     model.evidence_ = tensors["evidence"].numpy()
     model.share_prior_ = tensors["share_prior"].numpy()

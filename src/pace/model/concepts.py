@@ -49,13 +49,11 @@ class Concepts:
     @property
     def fixed_sums(self) -> tuple[str, ...]:
         """Sums that are the same in every epoch over the same images."""
-        parts = () if self.nest is None else tuple(PARTS + name for name in self.nest.parts.fixed)
-        return (*self.gaussians.fixed, *parts)
+        return self.gaussians.fixed if self.nest is None else tuple(PARTS + name for name in self.nest.parts.fixed)
 
     def left_out(self, sums: Sums) -> float:
         """What relative distances leave out of the bound, from the sums over all images."""
-        parts = 0.0 if self.nest is None else self.nest.parts.left_out(under(PARTS, sums))
-        return self.gaussians.left_out(sums) + parts
+        return self.gaussians.left_out(sums) if self.nest is None else self.nest.parts.left_out(under(PARTS, sums))
 
     def tensors(self) -> dict[str, Tensor]:
         """Flat, for files and for communication."""
@@ -121,13 +119,14 @@ def update(concepts: Concepts, statistics: Statistics, prior: Prior, settings: S
 
 
 def bound_of(statistics: Statistics, concepts: Concepts, prior: Prior, images: float) -> Bound:
-    """The bound per image, including its share of the concepts' log prior when there are this many images."""
+    """The bound per image, including its share of the concepts' log prior when there are this many images.
+
+    Where concepts are kinds of parts, L_e is that of the parts.
+    """
     embedding, faithful, stable = (statistics.bound / statistics.images).tolist()
-    log_prior = 0.0
-    if concepts.nest is not None:
-        for_parts, prior = concepts.nest.priors(prior)
-        log_prior = concepts.nest.log_prior(for_parts)
-    return Bound(embedding + (log_prior + concepts.gaussians.log_prior(prior)) / images, faithful, stable)
+    nest = concepts.nest
+    log_prior = concepts.gaussians.log_prior(prior) if nest is None else nest.log_prior(nest.priors(prior)[0])
+    return Bound(embedding + log_prior / images, faithful, stable)
 
 
 def head_curvature(phi_bar: Tensor, n_classes: int) -> Tensor:

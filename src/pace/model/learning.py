@@ -19,7 +19,6 @@ from pace.model import nesting
 from pace.model.concepts import Concepts, head_curvature, pair_curvature, under
 from pace.model.feeding import Feed, Images, Visits
 from pace.model.gaussians import Sums
-from pace.model.gaussians.family import weighted_sums
 from pace.model.inference import Posterior, Weights, furthest_plausible, infer, uniform_start
 from pace.model.nesting import Nest
 from pace.model.objective import (
@@ -38,29 +37,22 @@ Report = Callable[[int], object]  # told how many more images are done
 Left = tuple[Tensor, Tensor]  # where inference left some images, as `Memory` keeps it
 
 
-_ROUNDS_PER_EPOCH = 2  # over images that go on where the last epoch left them
-
-
 class Memory:
     """Where inference left every image, so that the next pass starts there and the bound cannot fall.
 
-    Of an image: γ - α and φ̄ or, where concepts are kinds of parts, γ - α of parts and ψ, which is 0 until it is known.
+    Of an image: γ - α and φ̄, of parts where concepts are their kinds.
     """
 
     def __init__(self, views: int, n_images: int, n_tokens: int, concepts: Concepts, settings: Settings):
         self._split = len(concepts.alpha)
         shape = views * n_images, self._split, n_tokens, settings.updates, settings.device
-        counts, phi_bar = uniform_start(*shape)
-        if concepts.nest is not None:
-            phi_bar = counts.new_zeros(len(counts), len(concepts))
-        state = torch.cat([counts, phi_bar], 1).to(settings.dtype)
+        state = torch.cat(uniform_start(*shape), 1).to(settings.dtype)
         self.state = state.view(views, n_images, state.shape[1])
         self.fixed: Sums = {}  # sums that no epoch changes, once they are known
 
-    def recall(self, images: Images) -> tuple[Tensor, Tensor] | None:
+    def recall(self, images: Images) -> Left:
         known = self.state[:, images].flatten(0, 1).double()
-        counts, rest = known[:, : self._split], known[:, self._split :]
-        return (counts, rest) if bool(rest.any()) else None
+        return known[:, : self._split], known[:, self._split :]
 
     def keep(self, images: Images, left: Left) -> None:
         value = torch.cat(left, 1)
@@ -147,11 +139,10 @@ def expect_batch(
         predictions = distributions(batches[0].predictions)
     if concepts.nest is None:
         posterior, room = _expect_flat(batches, images, predictions, groups, concepts, settings, start, total, room)
-        left, phi_bar, held = (posterior.counts, posterior.phi_bar), posterior.phi_bar, posterior.counts
+        phi_bar, held = posterior.phi_bar, posterior.counts
     else:
         posterior, psi = _expect_nested(batches, concepts, concepts.nest, settings, start, total)
         phi_bar, held = (some[:, concepts.nest.part_of] * psi for some in (posterior.phi_bar, posterior.counts))
-        left = posterior.counts, psi
     total.images += images
     total.views += len(posterior.gamma)
     total.bound[0] += posterior.bound.sum()
@@ -160,7 +151,7 @@ def expect_batch(
         total.said += phi_bar[:images].T @ predictions
     total.log_theta += expected_log_theta(posterior.gamma).sum(0)
     _add_heads(phi_bar[:images], phi_bar[images:], predictions, groups, concepts, total)
-    return left, room
+    return (posterior.counts, posterior.phi_bar), room
 
 
 def _expect_flat(
@@ -203,21 +194,24 @@ def _expect_nested(
     batches: list[Batch], concepts: Concepts, nest: Nest, settings: Settings, start: Left | None, total: Statistics
 ) -> tuple[Posterior, Tensor]:
     """φ and γ of parts, and ψ of kinds; adds the patches to the moments of both. H and β follow, they do not pull."""
-    embeddings = torch.cat([batch.embeddings for batch in batches])
-    attention = torch.cat([batch.attention for batch in batches])
-    given = nesting.evidence(embeddings, attention, nest, concepts.gaussians, concepts.offset, relative=True)
-    rounds = {} if start is None else {"rounds": _ROUNDS_PER_EPOCH}
-    posterior, psi = nesting.infer_nested(given, nest, concepts.alpha, start, tol=settings.sweep_tol, **rounds)
-    held = posterior.phi * given.weights.count[:, :, None]
-    r = (held[:, :, nest.part_of] * psi[:, None].to(held.dtype)).flatten(0, 1)
-    rho, moments = float(nest.patch_weight), total.moments
-    moments["kinds"].add_(psi.sum(0))
-    moments["embeddings"].add_(
-        rho * weighted_sums(r, embeddings.shape[2])((embeddings - concepts.offset).flatten(0, 1))
-    )
-    nest.parts.accumulate(given.u, held.flatten(0, 1), under(nesting.PARTS, moments))
-    concepts.gaussians.accumulate(given.v, r.mul_(rho), moments)
-    return posterior, psi
+    x = torch.cat([batch.embeddings for batch in batches]) - concepts.offset
+    posterior, weights, u = infer_parts(x, torch.cat([b.attention for b in batches]), concepts, nest, settings, start)
+    kinds = nesting.infer_kinds(posterior, x, weights.count, nest, concepts.gaussians)
+    nesting.add_kinds(kinds, nest, concepts.gaussians, total.moments)
+    held = posterior.phi.mul_(weights.count[:, :, None])  # φ is not needed again
+    nest.parts.accumulate(u, held.flatten(0, 1), under(nesting.PARTS, total.moments))
+    return posterior, kinds.psi
+
+
+def infer_parts(
+    x: Tensor, attention: Tensor, concepts: Concepts, nest: Nest, settings: Settings, start: Left | None = None
+) -> tuple[Posterior, Weights, Tensor]:
+    """φ and γ of parts from x = e - offset, what the tokens count, and their features u (B J, r)."""
+    weights = Weights.of(attention, settings.updates)
+    u = nest.features(x, attention).flatten(0, 1)
+    distances = nest.parts.mahalanobis(u, relative=True).view(*attention.shape, len(nest))
+    likelihood = weights.log_likelihood(distances, nest.parts.log_det, u.shape[1])
+    return _infer(likelihood, weights, concepts, settings, start, None), weights, u
 
 
 def _add_heads(
@@ -255,10 +249,9 @@ def explain_batch(
 
 def _explain_nested(batch: Batch, concepts: Concepts, nest: Nest, settings: Settings, patches: bool) -> Posterior:
     """γ and φ of concepts: those of their parts, shared out among the kinds."""
-    given = nesting.evidence(
-        batch.embeddings, batch.attention, nest, concepts.gaussians, concepts.offset, relative=True
-    )
-    found, psi = nesting.infer_nested(given, nest, concepts.alpha, None, tol=settings.sweep_tol)
+    x = batch.embeddings - concepts.offset
+    found, weights, _ = infer_parts(x, batch.attention, concepts, nest, settings)
+    psi = nesting.infer_kinds(found, x, weights.count, nest, concepts.gaussians).psi
     gamma = found.gamma[:, nest.part_of] * psi
     phi = found.phi[:, :, nest.part_of] * psi[:, None].to(found.phi.dtype) if patches else found.phi.new_empty(0)
     return replace(found, gamma=gamma, phi=phi)

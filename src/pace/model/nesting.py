@@ -2,34 +2,34 @@
 
 B images · J tokens · P parts · K concepts, those with part_of = p are the kinds of part p · w (B, J) = J a
 
-    u_mj = (e_mj - Σ_i a_mi e_mi) A_u    what tells parts: a patch beside the others of its image
-    v_mj = (e_mj - offset) A_v           what tells kinds
+    u_mj = (e_mj - Σ_i a_mi e_mi) A_u            what tells parts: a patch beside the others of its image
+    v_mp = Σ_j r_mpj (e_mj - offset) A_v         what tells kinds: the mean of a part, r_mpj = w_mj φ_mjp / Σ_i w_mi φ_mip
 
-    θ_m ~ Dir(α)   s_mp ~ Cat(π_p)   z_mj ~ Cat(θ_m)   u_mj | z = p ~ N(m_p, Σ_u)   v_mj | z = p, s_mp = s ~ N(μ_ps, Σ_v)^ρ
+    θ_m ~ Dir(α)   z_mj ~ Cat(θ_m)   u_mj | z = p ~ N(m_p, Σ_u)          the paper's model, of parts
+    s_mp ~ Cat(π_p)   v_mp | s = k ~ N(μ_k, τ I)                         a mixture for every part
 
-    φ_mjp ∝ exp[E log θ_mp + log N(u_mj | m_p, Σ_u) + ρ Σ_s ψ_mps log N(v_mj | μ_ps, Σ_v)]
-    ψ_mps ∝ π_ps exp[ρ Σ_j w_mj φ_mjp log N(v_mj | μ_ps, Σ_v)]        γ_mp = α_p + Σ_j w_mj φ_mjp
+    φ_mjp ∝ exp[E log θ_mp + log N(u_mj | m_p, Σ_u)]   γ_mp = α_p + Σ_j w_mj φ_mjp   ψ_mk ∝ π_k N(v_mp | μ_k, τ I)
 
-ρ < 1 is how much a patch says about the kind of its part: those of one image repeat each other. It is a factor of the bound
-itself, so that every update above raises it. With one kind for every part and nothing that tells parts apart from it, this is
-the paper's model.
+However many patches a part has, its mean counts as one observation: patches of one image repeat each other. No kind pulls on
+a part, so each level climbs a bound of its own: parts theirs, kinds theirs for the parts as they are. With one kind a part
+this is the paper's model.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pace.model.gaussians import Gaussians, Prior, Sums
-from pace.model.inference import Posterior, Weights, infer
+from pace.model.gaussians.family import weighted_sums
+from pace.model.inference import Posterior
 
-_SWEEPS = 4  # over φ and γ between two looks at the kinds
-_ROUNDS = 10  # at most, for an image on its own
-_SETTLED = 1e-3  # change of ψ
 _KIND_PRIOR = 0.5  # images that every kind starts with
+_FIRM = 1e9  # weight of the kinds' covariance τ I: a few images a kind tell no other
 PARTS = "parts."  # what the names of the parts' sums begin with
 
 
@@ -42,18 +42,16 @@ class Nest:
     to_parts: Tensor  # A_u (d, r)
     to_kinds: Tensor  # A_v (d, q)
     kind_shares: Tensor  # π (K,) float64
-    patch_weight: Tensor  # ρ, () float64
     means: Tensor  # (K, d) mean embedding of each concept's patches, less the offset
 
     def __len__(self) -> int:
         return len(self.parts.means)
 
-    def features(self, embeddings: Tensor, attention: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-        """u (B, J, r) and v (B, J, q)."""
+    def features(self, x: Tensor, attention: Tensor) -> Tensor:
+        """u (B, J, r), of x = e - offset."""
         share = attention / attention.sum(1, keepdim=True)
-        both = (embeddings - offset) @ torch.cat([self.to_parts, self.to_kinds], 1)
-        u, v = both.tensor_split([self.to_parts.shape[1]], 2)
-        return u - torch.bmm(share[:, None], u), v.contiguous()
+        u = x @ self.to_parts
+        return u - torch.bmm(share[:, None], u)
 
     def of_parts(self, values: Tensor) -> Tensor:
         """Sums (…, P) over the kinds of each part."""
@@ -73,8 +71,8 @@ class Nest:
 
     def priors(self, prior: Prior) -> tuple[Prior, Prior]:
         """The two blocks of the prior: for the parts' Gaussians, and for the kinds'."""
-        size = self.to_parts.shape[1]
-        return tuple(Prior(prior.covariance[some, some], prior.strength) for some in (slice(size), slice(size, None)))  # type: ignore[return-value]
+        covariance, size = prior.covariance, self.to_parts.shape[1]
+        return Prior(covariance[:size, :size], prior.strength), Prior(covariance[size:, size:], _FIRM)
 
     def empty_sums(self, kinds: Gaussians) -> Sums:
         """Zeros for the sums of both levels: the parts' under names that begin with `PARTS`."""
@@ -97,8 +95,8 @@ class Nest:
         return replace(self, parts=parts, kind_shares=shares, means=means.to(self.means.dtype))
 
     def log_prior(self, prior: Prior) -> float:
-        """What the prior of the parts and of π adds to the bound."""
-        return self.parts.log_prior(prior) + _KIND_PRIOR * float(self.kind_shares.log().sum())
+        """What the prior of the parts adds to their bound."""
+        return self.parts.log_prior(prior)
 
     def tensors(self) -> dict[str, Tensor]:
         own = {name: getattr(self, name) for name in _OWN}
@@ -110,100 +108,48 @@ class Nest:
         return cls(parts=family.from_tensors(parts), **{name: tensors[name] for name in _OWN})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Nest:
-        exact = ("part_of", "kind_shares", "patch_weight")
+        exact = ("part_of", "kind_shares")
         moved = {name: t.to(device) if name in exact else t.to(device, dtype) for name, t in self.tensors().items()}
         return Nest.from_tensors(type(self.parts), moved)
 
 
-_OWN = ("part_of", "to_parts", "to_kinds", "kind_shares", "patch_weight", "means")
+_OWN = ("part_of", "to_parts", "to_kinds", "kind_shares", "means")
 
 
-@dataclass
-class Evidence:
-    """What the tokens of some images say."""
+class Kinds(NamedTuple):
+    """Of some images: the kinds of their parts, and what tells them."""
 
-    u: Tensor  # (B J, r)
-    v: Tensor  # (B J, q)
-    parts: Tensor  # log N(u | m_p, Σ_u) (B, J, P)
-    kinds: Tensor  # ρ log N(v | μ_k, Σ_v) (B, J, K)
-    weights: Weights
-
-    def of_images(self, images: Tensor) -> Evidence:
-        """Those of some of the images, without their features."""
-        return replace(self, parts=self.parts[images], kinds=self.kinds[images], weights=self.weights.of_images(images))
+    psi: Tensor  # ψ (B, K) float64
+    share: Tensor  # of the patches that are of each part (B, P), by attention
+    mean: Tensor  # of each part's embeddings, less the offset (B, P, d)
+    features: Tensor  # v (B, P, q)
+    bound: Tensor  # (B,) of the kinds, each part counted by its share
 
 
-def evidence(
-    embeddings: Tensor, attention: Tensor, nest: Nest, kinds: Gaussians, offset: Tensor, relative: bool = False
-) -> Evidence:
-    """`relative` may leave out what a token's log-likelihoods have in common, as in `Gaussians.mahalanobis`."""
-    weights = Weights.of(attention, "exact")
-    features = [some.flatten(0, 1) for some in nest.features(embeddings, attention, offset)]
-    found = []
-    for x, gaussians in zip(features, (nest.parts, kinds), strict=True):
-        distances = gaussians.mahalanobis(x, relative=relative).view(*attention.shape, -1)
-        found.append(weights.log_likelihood(distances, gaussians.log_det, x.shape[1]))
-    (u, v), (parts, of_kinds) = features, found
-    return Evidence(u, v, parts, of_kinds.mul_(float(nest.patch_weight)), weights)
+def infer_kinds(found: Posterior, x: Tensor, count: Tensor, nest: Nest, kinds: Gaussians) -> Kinds:
+    """The kinds of parts whose φ (B, J, P) is known, from x = e - offset; `count` (B, J) is what a token counts."""
+    held = found.phi * count[:, :, None]
+    size = held.sum(1)
+    mean = torch.bmm(held.mT, x) / size.clamp_min(torch.finfo(size.dtype).tiny)[:, :, None]
+    features = mean @ nest.to_kinds
+    likelihood = log_likelihood(features, nest, kinds) + nest.kind_shares.log()
+    psi, share = nest.choose(likelihood), size / x.shape[1]
+    bound = share[:, nest.part_of] * (psi * likelihood + torch.special.entr(psi))
+    return Kinds(psi, share, mean, features, bound.sum(1))
 
 
-def infer_nested(
-    given: Evidence,
-    nest: Nest,
-    alpha: Tensor,
-    start: tuple[Tensor, Tensor] | None,
-    *,
-    rounds: int = _ROUNDS,
-    tol: float = 1e-4,
-) -> tuple[Posterior, Tensor]:
-    """The E-step: φ and γ of parts, in turn with the kinds ψ (B, K). `start` are γ - α and ψ of an earlier E-step.
-
-    The posterior's `phi`, `counts`, `gamma` are of parts, its `bound` is that of both levels.
-    """
-    images, tokens, n_parts = given.parts.shape
-    log_shares, member = nest.kind_shares.log().to(given.kinds.dtype), nest.member.to(given.kinds.dtype)
-    if start is None:  # at first every patch may be of its own kind
-        counts = given.parts.new_full((images, n_parts), tokens / n_parts, dtype=torch.float64)
-        largest = given.kinds.amax(2, keepdim=True)
-        mixed = nest.of_parts((given.kinds - largest + log_shares).exp()).clamp_min(torch.finfo(given.kinds.dtype).tiny)
-        first = infer(
-            given.parts + mixed.log() + largest,
-            given.weights,
-            alpha,
-            (counts, counts / tokens),
-            max_sweeps=_SWEEPS,
-            tol=tol,
-        )
-        counts, psi = first.counts, _kinds_of(first, given, nest, log_shares)[1]
-    else:
-        counts, psi = start
-    rest = torch.arange(images, device=counts.device)
-    found: Posterior | None = None
-    for _ in range(rounds):  # each image until its kinds have settled, whichever others are beside it
-        some = given if len(rest) == images else given.of_images(rest)
-        begin, before = (counts[rest], counts[rest] / tokens), psi[rest]
-        said = torch.addmm(
-            some.parts.flatten(0, 1), (some.kinds * before[:, None].to(some.kinds.dtype)).flatten(0, 1), member
-        )
-        late = infer(said.view_as(some.parts), some.weights, alpha, begin, max_sweeps=_SWEEPS, tol=tol)
-        pulled, fresh = _kinds_of(late, some, nest, log_shares)
-        entropy = torch.special.entr(fresh) + fresh * nest.kind_shares.log()
-        late.bound = late.bound + ((fresh - before) * pulled + entropy).sum(1)
-        if found is None:
-            found, counts, psi = late, late.counts, fresh
-        else:
-            for name in ("counts", "phi_bar", "gamma", "moving", "bound", "phi"):
-                getattr(found, name)[rest] = getattr(late, name)
-            counts, psi = found.counts, psi.index_copy(0, rest, fresh)
-        rest = rest[late.moving | ((fresh - before).abs().amax(1) > _SETTLED)]
-        if len(rest) == 0:
-            break
-    assert found is not None
-    return found, psi
+def log_likelihood(features: Tensor, nest: Nest, kinds: Gaussians) -> Tensor:
+    """log N(v_mp | μ_k, Σ_v) of the kinds of each part (B, K), float64."""
+    distances = kinds.mahalanobis(features.flatten(0, 1)).view(*features.shape[:2], -1)
+    own = distances.gather(1, nest.part_of.expand(len(features), 1, -1)).squeeze(1).double()
+    return (own + kinds.log_det + features.shape[2] * math.log(2 * math.pi)) / -2
 
 
-def _kinds_of(found: Posterior, given: Evidence, nest: Nest, log_shares: Tensor) -> tuple[Tensor, Tensor]:
-    """ρ Σ_j w φ log N of every kind (B, K), and ψ."""
-    held = (found.phi * given.weights.count[:, :, None]).mT @ given.kinds  # (B, P, K)
-    pulled = held.gather(1, nest.part_of.expand(len(held), 1, -1)).squeeze(1).double()
-    return pulled, nest.choose(pulled + log_shares.double())
+def add_kinds(found: Kinds, nest: Nest, kinds: Gaussians, sums: Sums) -> None:
+    """Add images to the sums for the kinds."""
+    r = (found.psi * found.share[:, nest.part_of])[:, None] * nest.member.T  # only its own part tells a kind
+    sums["kinds"].add_(r.sum((0, 1)))
+    r = r.to(found.mean.dtype).flatten(0, 1)
+    mean = found.mean.flatten(0, 1)
+    sums["embeddings"].add_(weighted_sums(r, mean.shape[1])(mean))
+    kinds.accumulate(found.features.flatten(0, 1), r, sums)

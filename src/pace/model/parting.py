@@ -24,11 +24,12 @@ from pace.model.settings import Settings
 from pace.observations import Observations
 from pace.places import matching_patches
 
-_IMAGES = 600  # on which all of this is done
+_IMAGES = 2000  # on which all of this is done
 _TELL_PARTS, _TELL_KINDS = 32, 64  # directions
 _VIEW_FLOOR = 0.1  # of the variance itself, counted as if a view changed it: no direction is told by rounding
 _EPOCHS = 12  # of EM for the parts alone
 _LLOYD = 10  # rounds for the kinds
+_LEAST_SPREAD = 1e-3  # of the variance that a change of view makes
 LEAST_KIND_EFFECT = 0.1  # share of what varies within a part that must lie between images, else parts have no kinds
 
 
@@ -81,22 +82,8 @@ def nested_start(
         both = torch.minimum(size, pooled[1][0])
         moved = _outer(means - pooled[1][1], both / both.sum()) / 2
     to_kinds = _telling(between, moved, _TELL_KINDS).to(settings.dtype)
-    flat = []
-    for _, batch in views[0].batches(32, settings.device, settings.dtype):
-        flat.append(((batch.embeddings - offset) @ to_kinds).flatten(0, 1))
-    v, v_count = torch.cat(flat).double(), count.reshape(-1, 1).double()
-    features = means @ to_kinds
-    spread = _outer(features - middle @ to_kinds, weight)
-    noise = (v * v_count).T @ v / v_count.sum() - _outer(features, weight)  # around the mean of each image's part
-    noise += 1e-6 * noise.trace() / len(noise) * torch.eye(len(noise), dtype=noise.dtype, device=noise.device)
-    whiten = torch.linalg.inv(torch.linalg.cholesky(noise + spread)).mT
-    part_of, centres, left = _kinds(features @ whiten.to(features.dtype), size, n_concepts, seed)
-    kind_means = torch.linalg.solve(whiten, centres.double(), left=False)
-    kinds_prior = noise + spread * left
-    # A part's patches repeat each other by what its images' means vary around their kind.
-    alike = float((spread * left).trace() / kinds_prior.trace())
-    patches = float((size.square().sum() / size.sum()).clamp_min(1))
-    rho = 1 / (1 + (patches - 1) * alike)
+    part_of, kind_means, spread = _kinds(means @ to_kinds, size, n_concepts, seed)
+    kinds_prior = spread * torch.eye(to_kinds.shape[1], dtype=torch.float64, device=settings.device)
     sizes = torch.bincount(part_of, minlength=n_parts).double()
     nest = Nest(
         part_of=part_of,
@@ -104,11 +91,10 @@ def nested_start(
         to_parts=to_parts,
         to_kinds=to_kinds,
         kind_shares=1 / sizes[part_of],
-        patch_weight=torch.tensor(rho, dtype=torch.float64, device=settings.device),
         means=means.new_zeros(n_concepts, observations.dim),
     )
     concepts = Concepts(
-        gaussians=FAMILIES[family].seed(kind_means.to(settings.dtype).contiguous(), kinds_prior, rank),
+        gaussians=FAMILIES[family].seed(kind_means.contiguous(), kinds_prior, rank),
         offset=offset,
         alpha=alpha,
         label_head=torch.zeros(n_concepts, observations.n_classes, dtype=torch.float64, device=settings.device),
@@ -235,13 +221,12 @@ def _learn_parts(
 def _kinds(pooled: Tensor, size: Tensor, n_concepts: int, seed: int) -> tuple[Tensor, Tensor, float]:
     """Kinds of the parts from each image's mean of each part (M, P, q) and how many patches it has of it (M, P).
 
-    Gives the part (K,) and the centre (K, q) of every kind, and the share of the variation between images that they leave.
+    Gives the part (K,) and the centre (K, q) of every kind, and the variance that they leave, in a direction.
     """
     images, n_parts = size.shape
     weight = size.clamp_min(1e-9)
     groups = [(part, torch.arange(images, device=size.device)) for part in range(n_parts)]
     inertia = [_inertia(pooled[:, part], weight[:, part]) for part in range(n_parts)]
-    whole = sum(inertia)
     while len(groups) < n_concepts:
         worst = int(np.argmax(inertia))
         (part, rows), _ = groups.pop(worst), inertia.pop(worst)
@@ -262,7 +247,7 @@ def _kinds(pooled: Tensor, size: Tensor, n_concepts: int, seed: int) -> tuple[Te
             means = torch.where(held > 0, member.T @ x / held.clamp_min(1e-30), means)
         centres.append(means)
         left += float((torch.cdist(x, means).amin(1).square() * w).sum())
-    return part_of, torch.cat(centres), left / max(whole, 1e-30)
+    return part_of, torch.cat(centres), max(left / float(weight.sum()) / pooled.shape[2], _LEAST_SPREAD)
 
 
 def _mean(x: Tensor, weight: Tensor) -> Tensor:
