@@ -18,7 +18,6 @@ from pace.backbones.training import Augmentation, Trainer, parameter_groups
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
-pytest.importorskip("kornia")
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "lr": 2e-3}
 
