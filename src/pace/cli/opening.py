@@ -246,6 +246,7 @@ def observe_once(
     """
     import torch
 
+    from pace.backbones.backbone import without_apple
     from pace.backbones.heads import save_head
     from pace.backbones.layers import Blocks, look_for_layer
     from pace.observing.extract import observe_into
@@ -269,7 +270,7 @@ def observe_once(
     seen, *_ = observe_into(run.folder, watched, opened, perturb, batch_size, known)
     write_atomically(run.file(_SEEN), json.dumps(opened.keys()).encode())
     if pooled:
-        features = torch.from_numpy(np.asarray(seen.predictions))
+        features = torch.from_numpy(np.asarray(seen.predictions)).to(without_apple(device))
         explained = _with_head(explained, _fitted_head(how, opened, features))
         save_head(backbone.head, run.file(HEAD))  # type: ignore[arg-type]
     run.record["model"] = explained.record()
