@@ -473,7 +473,11 @@ class FitRun:
             write_atomically(run.file(_SEEN), json.dumps(list(left)).encode())
         if len(left) < len(images):
             note(f"{len(images) - len(left)} of {len(images)} images were seen before")
-        where = _with_room_for([view for _, views in parts for view in views], self.device) if near else None
+        where = (
+            _with_room_for([view for _, views in parts for view in views if view is not None], self.device)
+            if near
+            else None
+        )
         return _checked(*(gathered([(rows, views[n]) for rows, views in parts], where) for n in range(1 + pairs)))
 
     def evaluations(self, given: str | None = None) -> list[Run]:
