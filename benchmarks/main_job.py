@@ -3,10 +3,11 @@ r"""What the commands cost beside the bare model: fit, evaluate, report and expl
     uv run python benchmarks/main_job.py --images photos --limit 300 \
         --model FILE --architecture NAME --image-size 224 --head probe
 
-`--images` is a folder with train/ and test/; `--limit` images of each are used. All options that are not named here go to
-`pace fit`. The bare model runs on the same images and their perturbed views, decoded before, in the same run of this script: a
-command's multiple is its time over that of the passes it cannot do without. explain is compared with importing torch and timm,
-loading the model and one pass. Where others use the machine, the multiples of CPU time say more than those of the clock.
+`--images` is a folder with train/ and test/, or with --data-root a dataset's name; `--limit` images of each are used, 0 for all
+(and 200 in the report). All options that are not named here go to `pace fit`. The bare model runs on the same images and their
+perturbed views, decoded before, in the same run of this script: a command's multiple is its time over that of the passes it
+cannot do without. explain is compared with importing torch and timm, loading the model and one pass. Where others use the
+machine, the multiples of CPU time say more than those of the clock.
 """
 
 from __future__ import annotations
@@ -76,35 +77,37 @@ def child(arguments: list[str]) -> None:
     print(f"gpu {peak:.1f}", file=sys.stderr)
 
 
-def bare(fit: str, images: str, limit: str, batch_size: str, views: str) -> None:
-    """The model of a run of `pace fit` on its own, on images as they are and perturbed."""
+def bare(fit: str, split: str, limit: str, batch_size: str, views: str) -> None:
+    """The model of a run of `pace fit` on its own, on images as they are and perturbed, which wait on its device."""
     import torch
 
-    from pace.backbones import ModelChoice, open_model
+    from pace.backbones import Backbone, ModelChoice, open_model
     from pace.images import Perturbation, normalize, open_images, to_float
     from pace.images.loading import decoded
 
     record = json.loads((Path(fit) / "run.json").read_bytes())
     about, size = record["model"], int(batch_size)
     device = torch.device(record["device"].split(": ")[0])
-    model, _ = open_model(ModelChoice(about["name"], *(about[name] for name in ("architecture", "image_size"))))
+    names = ("name", "architecture", "image_size", "normalize")
+    model, _ = open_model(ModelChoice(*(about[name] for name in names)))
     model = model.float().to(device)
-    from pace.backbones import Backbone
-
     how = Backbone(model).preprocessing
-    seen = open_images(images)
-    seen = seen.subset(range(min(int(limit), len(seen))))
+    seen = open_images(record["images"]["images"], record["images"]["data_root"], split)
+    seen = seen.subset(range(min(int(limit) or len(seen), len(seen))))
     chunks = [range(len(seen))[start : start + size] for start in range(0, len(seen), size)]
     batches = []
-    for rows, pixels in decoded(seen, chunks, how):
-        whole = to_float(pixels)
+    for rows, pixels in decoded(seen, chunks, how, for_gpu=device.type == "cuda"):
+        whole = to_float(pixels.to(device))
         batches.append(normalize(whole, how))
         if views == "2":
             batches.append(normalize(Perturbation()(whole, rows), how))
+    if device.type == "cuda":
+        model(batches[0])  # compiles, and loads libraries
+        torch.cuda.synchronize()
     used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     with torch.inference_mode():
         for batch in batches:
-            model(batch.to(device))
+            model(batch)
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
@@ -117,7 +120,8 @@ def main() -> None:
         return child(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True)
-    parser.add_argument("--limit", type=int, default=300)
+    parser.add_argument("--data-root")
+    parser.add_argument("--limit", type=int, default=300, help="0 for all")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", help="keep the runs in this folder")
@@ -127,23 +131,30 @@ def main() -> None:
 
 
 def measure(options: Any, fitting: list[str], folder: Path) -> None:
+    from pace.images import open_images
+
     folder.mkdir(parents=True, exist_ok=True)
     fit, evaluation = str(folder / "fit"), str(folder / "evaluate")
-    size, limit = ["--batch-size", str(options.batch_size)], ["--limit", str(options.limit)]
+    size = ["--batch-size", str(options.batch_size)]
+    limit = ["--limit", str(options.limit)] if options.limit else []
     there = [*size, "--device", options.device]
-    train, test = (Path(options.images) / split for split in ("train", "test"))
-    picture = str(next(path for path in sorted(test.rglob("*")) if path.is_file()))
+    root = ["--data-root", options.data_root] if options.data_root else []
+    test: Any = open_images(options.images, options.data_root, "test")
     again = ["--run", fit, *there]
     commands = {
-        "fit": ["fit", "--images", options.images, *limit, *there, "--out", fit, *fitting],
+        "fit": ["fit", "--images", options.images, *root, *limit, *there, "--out", fit, *fitting],
         "evaluate": ["evaluate", *again, *limit, "--out", evaluation],
         "report": ["report", *again, *limit, "--evaluation", evaluation, "--out", str(folder / "report")],
-        "explain": ["explain", picture, *again, "--out", str(folder / "explain")],
+        "explain": ["explain", str(test.path(test.names[0])), *again, "--out", str(folder / "explain")],
     }
-    found = {name: run(arguments, folder) for name, arguments in commands.items()}
+    found = {}
+    for name, arguments in commands.items():
+        found[name] = cost = run(arguments, folder)
+        used = f"{cost.cpu:.1f} s of CPU, {cost.memory:.0f} MB, {cost.gpu:.0f} MB on the GPU"
+        print(f"{name}: {cost.seconds:.1f} s, {used}", file=sys.stderr, flush=True)
     passes = [
-        run(["bare", fit, str(images), str(number), str(options.batch_size), views], folder)
-        for images, number, views in ((train, options.limit, "2"), (test, options.limit, "2"), (test, 1, "1"))
+        run(["bare", fit, split, str(number), str(options.batch_size), views], folder)
+        for split, number, views in (("train", options.limit, "2"), ("test", options.limit, "2"), ("test", 1, "1"))
     ]
     for both, one in zip(passes, ("train", "test", "one picture"), strict=True):
         print(f"bare model, {one}: {both.stages['passes']:.1f} s, {both.stages['passes on CPU']:.1f} s of CPU")

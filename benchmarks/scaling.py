@@ -109,10 +109,10 @@ def one_memory(options: argparse.Namespace) -> None:
 
 
 def fit(options: argparse.Namespace, observations: Observations, **parameters: object) -> PACE:
-    chosen = {"n_concepts": options.concepts, "covariance": options.covariance, "n_init": 1, "device": "cpu"}
+    chosen = {"n_concepts": options.concepts, "covariance": options.covariance, "parts": None, "n_init": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PACE(**chosen, **parameters).fit(observations)
+        return PACE(**chosen, device="cpu", **parameters).fit(observations)
 
 
 def online(options: argparse.Namespace) -> None:

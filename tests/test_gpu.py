@@ -9,6 +9,7 @@ from planted import planted
 from sklearn.exceptions import ConvergenceWarning
 
 from pace import PACE, Observations
+from pace.metrics import information_over_attention, reconstruction, within_image_information
 from pace.model.feeding import Feed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -55,3 +56,25 @@ def test_embeddings_that_fit_are_copied_once_and_others_batch_by_batch(monkeypat
     batch_by_batch = fit(memory="2MB")  # the images take 2.5 MB
     assert len(kept) == 1
     np.testing.assert_allclose(np.array(batch_by_batch.lower_bounds_), np.array(once.lower_bounds_), rtol=1e-4)
+
+
+def test_scores_of_patches_on_a_gpu_are_those_on_a_cpu():
+    rng = np.random.default_rng(0)
+    phi, concepts = rng.random((40, 17, 6), dtype=np.float32), rng.normal(size=(6, 8))
+    embeddings, attention = rng.normal(size=(40, 17, 8)).astype(np.float32), rng.random((40, 17))
+    expected, scores = (
+        [
+            information_over_attention(phi, found, attention, (4, 4), 1),
+            within_image_information(phi, found, (4, 4), 1),
+            reconstruction(phi, found, concepts, 0.0, 1),
+        ]
+        for found in (embeddings, torch.as_tensor(embeddings, device="cuda"))
+    )
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gpu_keeps_decoded_images_for_all_epochs_of_fine_tuning():
+    from pace.backbones.training import room_for_pixels
+
+    assert room_for_pixels(torch.device("cuda")) > 64 * 3 * 32 * 32
+    assert room_for_pixels(torch.device("cpu")) == 0

@@ -3,7 +3,7 @@ import sys
 
 import pace
 
-OPTIONAL = {"timm", "transformers", "torchvision", "open_clip", "kornia", "captum", "matplotlib", "PIL"}
+OPTIONAL = {"timm", "transformers", "torchvision", "open_clip", "captum", "matplotlib", "PIL"}
 PROGRAM = """
 import sys, pace
 print(*sys.modules)

@@ -35,6 +35,12 @@ def logistic_regression(features: Any, labels: Any, *, seed: int = 0) -> Callabl
     return _classifier(_fit_regression, features, labels, seed)
 
 
+def penalised_regression(features: Tensor, targets: Tensor, penalty: float) -> Tensor:
+    """Weights (K + 1, N), the last row the intercept, that minimise mean cross-entropy + penalty / 2 ‖W‖²."""
+    everything = torch.ones(1, len(features), dtype=torch.bool, device=features.device)
+    return _minimise(features, targets, everything, features.new_tensor([penalty]))[0]
+
+
 def two_layer_network(features: Any, labels: Any, *, seed: int = 0) -> Callable[[Any], Array]:
     """One hidden layer with dropout, trained until accuracy on held-out images stops rising; `seed` draws these and weights."""
     return _classifier(_fit_network, features, labels, seed)

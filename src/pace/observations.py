@@ -133,7 +133,7 @@ class Observations:
                 off |= (predictions < -1e-6).any(1)
                 _refuse(off, part.start, "predictions", "is not a distribution; pass probabilities, not logits")
         if self.crops is not None:
-            crops = _as_tensor(self.crops[:])
+            crops = as_tensor(self.crops[:])
             left, top, right, bottom = crops.T
             good = (crops > -1e-6).all(1) & (crops < 1 + 1e-6).all(1) & (left != right) & (top < bottom)
             _refuse(~good, 0, "crops", "is no part of it; pass left, top, right, bottom as shares, not pixels")
@@ -162,7 +162,7 @@ class Observations:
     def batch(self, images: Rows, device: Device = None, dtype: torch.dtype | None = None) -> Batch:
         """Some images as tensors, copied only where necessary."""
         whole = Batch(self.embeddings, self.attention, self.predictions)
-        return whole.map(lambda array: _as_tensor(array[images]).to(device=device, dtype=dtype))
+        return whole.map(lambda array: as_tensor(array[images]).to(device=device, dtype=dtype))
 
     def batches(
         self, size: int, device: Device = None, dtype: torch.dtype | None = None
@@ -210,7 +210,8 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _as_tensor(values: ArrayLike) -> Tensor:
+def as_tensor(values: ArrayLike) -> Tensor:
+    """The values where they are, copied only where torch cannot share their memory; whole numbers as float32."""
     if not isinstance(values, Tensor):
         array = np.asarray(values)
         # torch cannot share read-only memory (memory maps), negative strides or another order of bytes.

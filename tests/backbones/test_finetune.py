@@ -18,7 +18,6 @@ from pace.backbones.training import Augmentation, Trainer, parameter_groups
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
-pytest.importorskip("kornia")
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "lr": 2e-3}
 
@@ -225,6 +224,17 @@ def test_stopped_anywhere_it_resumes_to_the_same_bits(
     assert resumed.history == whole.history
     assert equal(weights(resumed.model), weights(whole.model))
     assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_with_room_every_image_is_decoded_once_and_the_weights_are_the_same(
+    images: ImageSet, tuned: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, real = [], type(images).__getitem__
+    monkeypatch.setattr(type(images), "__getitem__", lambda own, row: decoded.append(row) or real(own, row))
+    monkeypatch.setattr("pace.backbones.training.room_for_pixels", lambda device: len(images) * 3 * 32 * 32)
+    kept = finetune(tiny(), images, **SETTINGS)
+    assert len(decoded) == len(images)
+    assert equal(weights(kept.model), weights(tuned.result.model))
 
 
 def test_the_best_epoch_is_kept_not_the_last(images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

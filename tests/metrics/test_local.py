@@ -82,7 +82,7 @@ def test_information_is_that_of_tensors_of_batches_and_of_tokens_with_a_prefix(m
     cls = np.full((40, 1, 8), 100.0)
     prefixed = np.concatenate([one_hot(concepts)[:, :1], one_hot(concepts)], 1)
     assert within_image_information(prefixed, np.concatenate([cls, noisy], 1), GRID, 1) == value
-    monkeypatch.setattr("pace.metrics.local._NUMBERS", 1)  # one image at a time
+    monkeypatch.setattr("pace.metrics.inputs._NUMBERS", 1)  # one image at a time
     assert within_image_information(one_hot(concepts), noisy, GRID) == pytest.approx(value, abs=1e-5)
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pace.backbones.backbone import Backbone
+from pace.classifiers import penalised_regression
 from pace.files import read_tensors, reading, save_tensors
 from pace.images import ImageSet, normalize, to_float
 from pace.images.loading import decoded
@@ -39,21 +40,19 @@ def linear_probe(features: Any, labels: Any) -> nn.Linear:
     labels : (M,)
         Classes 0 … N − 1, each at least once.
     """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    x = torch.as_tensor(features).detach().cpu().double().numpy()
-    y = torch.as_tensor(labels).detach().cpu().numpy()
-    classes = np.unique(y)
-    if len(classes) < 2 or not np.array_equal(classes, np.arange(len(classes))):
+    x = torch.as_tensor(features).detach().double()
+    y = torch.as_tensor(labels).detach().to(x.device).long()
+    classes = torch.unique(y).tolist()
+    if len(classes) < 2 or classes != [*range(len(classes))]:
         found = f"{len(classes)} from {classes[:8]}"
         raise ValueError(f"labels: expected 0 … N − 1, N ≥ 2, each at least once; found {found}")
-    scaler = StandardScaler().fit(x)
-    probe = LogisticRegression(max_iter=1000).fit(scaler.transform(x), y)
-    weight, bias = probe.coef_ / scaler.scale_, probe.intercept_ - probe.coef_ @ (scaler.mean_ / scaler.scale_)
-    if len(classes) == 2:  # scikit-learn gives one logit for two classes
-        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    return _linear(torch.from_numpy(weight), torch.from_numpy(bias))
+    mean, scale = x.mean(0), x.std(0, correction=0)
+    scale[scale <= 1e-12 * x.abs().amax(0)] = 1.0
+    # As scikit-learn weighs the penalty; its one logit for two classes stands for two that are half as large.
+    penalty = (2 if len(classes) == 2 else 1) / len(x)
+    weights = penalised_regression(((x - mean) / scale).float(), y, penalty).double()
+    weight = weights[:-1] / scale[:, None]
+    return _linear(weight.T, weights[-1] - mean @ weight)
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:

@@ -71,6 +71,11 @@ class Augmentation:
         return pixels.hue(batch, _HUE * (2 * factors[3] - 1) * (jittered < _JITTERED))
 
 
+def room_for_pixels(device: torch.device) -> int:
+    """Bytes of decoded images to keep there: a quarter of what a GPU has free. A model on a CPU waits for no decoding."""
+    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 0
+
+
 @dataclass(eq=False)
 class Trainer:
     """A model and its optimizer, after the epochs in `history`; `best` has the weights of the best of them.
@@ -101,6 +106,7 @@ class Trainer:
         self._device = next(self._model.parameters()).device
         self._augments_on = without_apple(self._device)
         self._steps_per_epoch = math.ceil(len(self.train) / self.batch_size)
+        self._kept: dict[int, Tensor] = {}  # decoded images of a set, by its id
         self._optimizer = torch.optim.AdamW(parameter_groups(self.tower, self.layer_decay), lr=self.lr)
 
     def run_epoch(self, advance: Advance) -> None:
@@ -128,9 +134,26 @@ class Trainer:
         """Numbers, pixels in [0, 1] and labels of the images `order`, a batch at a time."""
         chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         labels = torch.as_tensor(images.labels)
-        preprocessing, for_gpu = self.tower.preprocessing, self._device.type == "cuda"
-        for rows, batch in decoded(images, chunks, preprocessing, for_gpu=for_gpu):
-            yield rows, to_float(batch.to(self._augments_on)), labels[torch.as_tensor(rows)].to(self._device)
+        for rows, batch in self._pixels(images, chunks):
+            yield rows, to_float(batch), labels[torch.as_tensor(rows)].to(self._device)
+
+    def _pixels(self, images: ImageSet, chunks: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Decoded in the first epoch; kept for the others, where the device has room and would wait for the decoding."""
+        kept, device = self._kept.get(id(images)), self._augments_on
+        if kept is not None:
+            for rows in chunks:
+                yield rows, kept[torch.as_tensor(rows).to(device)]
+            return
+        preprocessing = self.tower.preprocessing
+        if len(images) * 3 * math.prod(preprocessing.size) <= room_for_pixels(device):
+            kept = torch.empty(len(images), 3, *preprocessing.size, dtype=torch.uint8, device=device)
+        for rows, batch in decoded(images, chunks, preprocessing, for_gpu=self._device.type == "cuda"):
+            there = batch.to(device)
+            if kept is not None:
+                kept[torch.as_tensor(rows).to(device)] = there
+            yield rows, there
+        if kept is not None:
+            self._kept[id(images)] = kept
 
     def _update(self, batch: Tensor, labels: Tensor, step: int) -> Tensor:
         for group in self._optimizer.param_groups:

@@ -17,6 +17,7 @@ from pace.benchmark.cache import code_digest, key_of
 from pace.images import Color, ImageSet, Perturbation, open_images
 from pace.metrics.declare import Array
 from pace.metrics.ground_truth import known_truth, seen_colors, true_colors
+from pace.metrics.hiding import Hiding, hide
 from pace.metrics.inputs import labels_of
 from pace.observations import Observations
 from pace.observing.extract import observe_pair
@@ -78,6 +79,7 @@ class Inputs:
         self.dataset, self.backbone, self.seed, self._batch_size = dataset, backbone, seed, batch_size
         self._grid = backbone.grid(*backbone.preprocessing.size)
         self._every = EveryToken(backbone) if reads_uncounted(backbone) else None
+        self._hiding: Hiding | None = None
         # What every result depends on.
         self.facts: dict[str, Any] = {
             "model": (self._every or backbone).fingerprint(),
@@ -127,6 +129,12 @@ class Inputs:
         """The positions of so many test images, the same for all methods; a smaller sample is part of a larger one."""
         order = np.random.default_rng(self.seed).permutation(len(self.dataset.test))
         return np.sort(order[:count])
+
+    def hiding(self, count: int) -> Hiding:
+        """So many of the test images, to hide patches of: decoded once for all methods."""
+        if self._hiding is None or len(self._hiding.rows) != count:
+            self._hiding = hide(self.backbone, self.dataset.test, self.sample(count))
+        return self._hiding
 
     def _observe(self, split: str, images: ImageSet) -> tuple[Observations, Observations]:
         store = None if self._store is None else self._store / split

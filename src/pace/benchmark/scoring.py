@@ -21,7 +21,6 @@ from pace.metrics import (
     Scores,
     effective_concepts,
     faithfulness,
-    hide,
     hoyer_sparsity,
     score_explanations,
     sparsity,
@@ -30,7 +29,7 @@ from pace.metrics import (
 )
 from pace.metrics.by_lot import random_mixtures
 from pace.metrics.declare import Array
-from pace.metrics.inputs import as_array
+from pace.metrics.inputs import as_array, labels_of
 from pace.observations import Observations
 from pace.progress import progress
 
@@ -135,7 +134,7 @@ def _repeat(
 ) -> int:
     """Add the scores of a random method's further runs to its `values`; returns the number of runs."""
     (train, _), (test, test_pair) = inputs.train, inputs.test
-    yhat_train, yhat, yhat_perturbed = train.predictions, test.predictions, test_pair.predictions
+    yhat_train, yhat, yhat_perturbed = (labels_of(some.predictions, None) for some in (train, test, test_pair))
     began = time.monotonic()
     with progress(f"{inputs.dataset.name}: runs of {explainer.name}", explainer.repeats, done=1) as advance:
         for run in range(1, explainer.repeats):
@@ -225,10 +224,12 @@ def _hidden(explainer: Explainer, found: Explanation, inputs: Inputs, scoring: S
     """A few of the images `some`, which `found` explains, whose concepts are removed and added, and how much each matters."""
     if found.phi is None or not scoring.hidden_images:
         return {}
-    rows = inputs.sample(min(scoring.hidden_images, len(some)))
-    places = np.searchsorted(some, rows)
-    hiding = replace(hide(inputs.backbone, inputs.dataset.test, rows), rows=places)
-    return {"hiding": hiding, "importance": explainer.importance(inputs.test[0][rows], found[places])}
+    hiding = inputs.hiding(min(scoring.hidden_images, len(some)))
+    places = np.searchsorted(some, hiding.rows)
+    return {
+        "hiding": replace(hiding, rows=places),
+        "importance": explainer.importance(inputs.test[0][hiding.rows], found[places]),
+    }
 
 
 @contextmanager

@@ -246,6 +246,7 @@ def observe_once(
     """
     import torch
 
+    from pace.backbones.backbone import without_apple
     from pace.backbones.heads import save_head
     from pace.backbones.layers import Blocks, look_for_layer
     from pace.observing.extract import observe_into
@@ -269,7 +270,7 @@ def observe_once(
     seen, *_ = observe_into(run.folder, watched, opened, perturb, batch_size, known)
     write_atomically(run.file(_SEEN), json.dumps(opened.keys()).encode())
     if pooled:
-        features = torch.from_numpy(np.asarray(seen.predictions))
+        features = torch.from_numpy(np.asarray(seen.predictions)).to(without_apple(device))
         explained = _with_head(explained, _fitted_head(how, opened, features))
         save_head(backbone.head, run.file(HEAD))  # type: ignore[arg-type]
     run.record["model"] = explained.record()
@@ -374,21 +375,26 @@ def discard(run: Run) -> None:
 
 def in_memory(views: Views, device: torch.device) -> Views:
     """On a GPU if it has room for them, else in main memory, else on disk as they are."""
-    import torch
-
-    from pace.model.feeding import bytes_per_image
     from pace.observing.extract import gathered
 
-    size = sum(len(view) * bytes_per_image(view) for view in views if view is not None)
-    if device.type == "cuda" and size < torch.cuda.mem_get_info(device)[0] / 2:
-        where: str | torch.device = device
-    elif 2 * size < _ROOM:  # in float32
-        where = "cpu"
-    else:
+    where = _with_room_for([view for view in views if view is not None], device)
+    if where is None:
         return views
     first, second = (None if view is None else gathered([(slice(None), view)], where) for view in views)
     assert first is not None
     return first, second
+
+
+def _with_room_for(seen: Sequence[Observations], device: torch.device) -> str | torch.device | None:
+    """The GPU, main memory or neither."""
+    import torch
+
+    from pace.model.feeding import bytes_per_image
+
+    size = sum(len(some) * bytes_per_image(some) for some in seen)
+    if device.type == "cuda" and size < torch.cuda.mem_get_info(device)[0] / 2:
+        return device
+    return "cpu" if 2 * size < _ROOM else None  # in float32
 
 
 def _checked(observations: Observations, perturbed: Observations | None = None) -> Views:
@@ -434,9 +440,19 @@ class FitRun:
         return f"{total - empty} of {total} concepts in use of {self.run.folder}"
 
     def observe(
-        self, images: ImageSet, pairs: bool, run: Run, seed: int = 0, batch_size: int = 64, others: Sequence[Run] = ()
+        self,
+        images: ImageSet,
+        pairs: bool,
+        run: Run,
+        seed: int = 0,
+        batch_size: int = 64,
+        others: Sequence[Run] = (),
+        near: bool = False,
     ) -> Views:
-        """Observations of the images: what this fit or the other runs kept is read, the rest is observed, into `run`."""
+        """Observations of the images: what this fit or the other runs kept is read, the rest is observed, into `run`.
+
+        They are in main memory, or with `near` on the GPU if there is one with room.
+        """
         from pace.observing.extract import gathered, observe_into
 
         keys = images.keys()
@@ -457,7 +473,12 @@ class FitRun:
             write_atomically(run.file(_SEEN), json.dumps(list(left)).encode())
         if len(left) < len(images):
             note(f"{len(images) - len(left)} of {len(images)} images were seen before")
-        return _checked(*(gathered([(rows, views[n]) for rows, views in parts]) for n in range(1 + pairs)))
+        where = (
+            _with_room_for([view for _, views in parts for view in views if view is not None], self.device)
+            if near
+            else None
+        )
+        return _checked(*(gathered([(rows, views[n]) for rows, views in parts], where) for n in range(1 + pairs)))
 
     def evaluations(self, given: str | None = None) -> list[Run]:
         """The runs of `pace evaluate` of this fit in runs/, or the one given if it is of this fit."""

@@ -1,11 +1,6 @@
-"""Operations on batches of images in [0, 1], each image with its own parameters, as torchvision defines them.
-
-kornia is used where its definition is the same: for hue and blur, not for brightness, contrast, saturation and crops.
-"""
+"""Operations on batches of images in [0, 1], each image with its own parameters, as torchvision defines them."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
@@ -48,15 +43,29 @@ def saturation(batch: Tensor, factors: Tensor) -> Tensor:
 
 def hue(batch: Tensor, factors: Tensor) -> Tensor:
     """Turn the colour wheel; a factor of 1 is a full turn."""
-    from kornia.enhance import adjust_hue
-
-    return adjust_hue(batch, factors.to(batch.device, batch.dtype) * (2 * math.pi)).clamp(0, 1)
+    red, green, blue = batch.unbind(1)
+    value = batch.amax(1)
+    chroma = value - batch.amin(1)
+    scale = 1 / chroma.clamp_min(torch.finfo(batch.dtype).tiny)  # grey has no hue: any will do
+    beyond_green = torch.where(value == green, 2 + (blue - red) * scale, 4 + (red - green) * scale)
+    sixths = torch.where(value == red, (green - blue) * scale, beyond_green)
+    sixths += 6 * factors.to(batch)[:, None, None]
+    turned = torch.empty_like(batch)
+    for channel, start in enumerate((5, 3, 1)):
+        place = torch.remainder(sixths + start, 6)
+        share = torch.minimum(place, 4 - place).clamp_(0, 1)
+        turned[:, channel] = torch.addcmul(value, chroma, share, value=-1)
+    return turned
 
 
 def blur(batch: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    from kornia.filters import gaussian_blur2d
-
-    return gaussian_blur2d(batch, kernel, sigma[:, None].expand(-1, 2).to(batch.device, batch.dtype), "reflect")
+    """By a Gaussian of so many pixels, an odd number, reflected at the border."""
+    count, channels, reach = *batch.shape[:2], kernel // 2
+    places = torch.arange(-reach, reach + 1, device=batch.device, dtype=batch.dtype)
+    weights = (-(places / sigma.to(batch)[:, None]).square() / 2).softmax(1).repeat_interleave(channels, 0)[:, None]
+    padded = F.pad(batch, [reach] * 4, mode="reflect").flatten(0, 1)[None]  # as channels, each with a kernel of its own
+    down = F.conv2d(padded, weights[:, :, :, None], groups=count * channels)
+    return F.conv2d(down, weights[:, :, None], groups=count * channels).view_as(batch)
 
 
 def _blend(start: Tensor, end: Tensor, factors: Tensor) -> Tensor:

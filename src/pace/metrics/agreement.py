@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
-from pace.metrics.inputs import as_array, entropy, patches_of
-
-_BATCH = 64  # images whose embeddings are read at once
+from pace.metrics.inputs import as_array, blocks_of, entropy, patches_of
 
 
 @metric(title="Colour recovery", better="higher", range=(0, 1))
@@ -145,8 +143,8 @@ def seeds_alike(phi: Any, phi_other: Any, prefix_tokens: int = 0) -> Measure:
     first, second = patches_of(phi, prefix_tokens).argmax(2), patches_of(phi_other, prefix_tokens).argmax(2)
     if first.shape != second.shape:
         raise ValueError(f"phi_other: expected images and patches {first.shape} as phi has; found {second.shape}")
-    table = np.zeros((first.max() + 1, second.max() + 1))
-    np.add.at(table, (first, second), 1)
+    shape = first.max() + 1, second.max() + 1
+    table = np.bincount((first * shape[1] + second).ravel(), minlength=shape[0] * shape[1]).reshape(shape)
     ours, theirs = linear_sum_assignment(table, maximize=True)
     of_first, of_second = (np.full(size, -1) for size in table.shape)  # the number of every concept's pair
     of_first[ours], of_second[theirs] = np.arange(len(ours)), np.arange(len(ours))
@@ -174,14 +172,17 @@ def reconstruction(phi: Any, embeddings: Any, concepts: Any, offset: Any, prefix
     1 − Σ‖e − ê‖² / Σ‖e − ē‖² over patches with ê = offset + Σ_k φ_k · concept k; concepts (K, d), offset 0 or (d,).
     More concepts for every patch rebuild more: compare methods that give it equally many.
     """
-    weights, rows = patches_of(phi, prefix_tokens), as_array(concepts)
+    import torch
+
+    weights, rows = patches_of(phi, prefix_tokens), torch.from_numpy(as_array(concepts)).double()
     images, patches, _ = weights.shape
     left, sums, squares = np.empty(images), np.empty((images, rows.shape[1])), np.empty(images)
-    for start in range(0, images, _BATCH):
-        part = slice(start, start + _BATCH)
-        tokens = as_array(embeddings[part])[:, prefix_tokens:].astype(np.float64)
-        left[part] = np.square(tokens - as_array(offset) - weights[part] @ rows).sum((1, 2))
-        sums[part], squares[part] = tokens.sum(1), np.square(tokens).sum((1, 2))
+    for some, embedded in blocks_of(embeddings):
+        tokens = embedded[:, prefix_tokens:].double()
+        shares = torch.from_numpy(weights[some]).to(tokens)
+        rebuilt = torch.from_numpy(as_array(offset)).to(tokens) + shares @ rows.to(tokens.device)
+        left[some] = (tokens - rebuilt).square().sum((1, 2)).cpu()
+        sums[some], squares[some] = tokens.sum(1).cpu(), tokens.square().sum((1, 2)).cpu()
     mean = sums.sum(0) / (images * patches)
     spread = squares - 2 * sums @ mean + patches * mean @ mean
     return Measure(images, lambda drawn: 1 - (drawn @ left) / (drawn @ spread))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,19 +70,26 @@ def evaluate(
     bootstrap, seed
         Number of resamples for the intervals (0 for none), and the seed for these, the folds and the network.
     """
-    given = random = importance = None
+    import torch
+
+    given: Any = None
+    random = importance = None
+    device = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if train.n_classes and test.n_classes:
         from pace.metrics.by_lot import random_mixtures
 
         used = max(1, len(model.means_) - len(model.empty_concepts_))
-        random = random_mixtures(train, test, used, seed=seed, device=model.device)
+        random = random_mixtures(train, test, used, seed=seed, device=device)
         if model.label_head_.shape[1] and model.part_of_ is None:  # kinds are told without ŷ
             given = [model.explain(some, use_predictions=True, patches=False).theta for some in (train, test)]
+            given = [torch.as_tensor(given[0], device=device), given[1]]
+    learned = model.explain(train, patches=False)
+    theta: Any = torch.as_tensor(learned.theta, device=device)  # where the regressions run
     found, attention = model.explain(test), test.attention[:]
     if hiding is not None and test.n_classes:
         importance = model.importance(found.theta, labels_of(test.predictions, len(test)))[hiding.rows]
     return score_explanations(
-        model.explain(train, patches=False),
+        replace(learned, theta=theta),
         found,
         None if perturbed is None else model.explain(perturbed),
         yhat_train=_whole(train, "predictions"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pace.metrics.declare import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NUMBERS, _NUMBERS_ON_GPU = 1 << 22, 1 << 27  # of the embeddings, worked on at once
 
 
 def as_array(values: Any) -> Array:
@@ -42,6 +48,18 @@ def patches_of(phi: Any, prefix_tokens: int) -> Array:
     if not 0 <= prefix_tokens < array.shape[1]:
         raise ValueError(f"prefix_tokens: expected 0 to {array.shape[1] - 1}; found {prefix_tokens}")
     return array[:, prefix_tokens:]
+
+
+def blocks_of(embeddings: Any) -> Iterator[tuple[Array, Tensor]]:
+    """Numbers of some images and their embeddings (B, J, d), where these are; all images, some at a time."""
+    from pace.observations import as_tensor
+
+    images, tokens, dim = embeddings.shape
+    most = _NUMBERS_ON_GPU if getattr(embeddings, "is_cuda", False) else _NUMBERS
+    size = max(1, most // (tokens * dim))
+    for start in range(0, images, size):
+        rows = np.arange(start, min(start + size, images))
+        yield rows, as_tensor(embeddings[start : start + size])
 
 
 def concept_counts(concepts: Array, n_concepts: int | None = None, weights: Array | None = None) -> Array:

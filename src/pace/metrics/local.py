@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pace.metrics.declare import Array, Measure, metric
-from pace.metrics.inputs import as_array, concept_counts, patches_of, theta_of
+from pace.metrics.inputs import blocks_of, concept_counts, patches_of, theta_of
 from pace.places import matching_patches
 
-_NUMBERS = 1 << 22  # of the embeddings, in memory at once
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 _PRIOR = 1.0  # patches without any effect that every concept starts with, so that rare concepts predict little
 
 
@@ -33,7 +36,7 @@ def within_image_information(
     concepts; a little below 0 where these are drawn by lot. A concept that the other half does not have predicts 0. NaN for
     fewer than two images. Embeddings are read twice, some images at a time.
     """
-    return _information(_concepts(phi, grid, prefix_tokens), embeddings, prefix_tokens, seed)
+    return _information([_concepts(phi, grid, prefix_tokens)], embeddings, prefix_tokens, seed)[0]
 
 
 @metric(title="Information over attention", better="higher", range=(-math.inf, math.inf))
@@ -48,7 +51,7 @@ def information_over_attention(
     """
     concepts = _concepts(phi, grid, prefix_tokens)
     floor = _by_attention(concepts, attention, prefix_tokens, "attention")
-    return _less(*(_information(some, embeddings, prefix_tokens, seed) for some in (concepts, floor)))
+    return _less(*_information([concepts, floor], embeddings, prefix_tokens, seed))
 
 
 @metric(title="Warp agreement", better="higher", range=(-1, 1))
@@ -150,62 +153,89 @@ def _ratio(above: Array, below: Array) -> Measure:
     return Measure(len(above), values)
 
 
-def _information(concepts: Array, embeddings: Any, prefix_tokens: int, seed: int) -> Measure:
-    images, patches = concepts.shape
+def _information(layouts: list[Array], embeddings: Any, prefix_tokens: int, seed: int) -> list[Measure]:
+    """For each way to lay out concepts (M, patches); worked out where the embeddings are, which are read twice."""
+    import torch
+
+    images, patches = layouts[0].shape
     if (found := tuple(embeddings.shape[:2])) != (images, patches + prefix_tokens):
         raise ValueError(f"embeddings: expected {images} images of {patches + prefix_tokens} tokens; found {found}")
     if images < 2:
-        return Measure.fixed(math.nan)
-    concepts = np.unique(concepts, return_inverse=True)[1].reshape(concepts.shape)  # those in use
+        return [Measure.fixed(math.nan)] * len(layouts)
+    layouts = [np.unique(some, return_inverse=True)[1].reshape(some.shape) for some in layouts]  # those in use
     half = np.zeros(images, np.int64)
     half[np.random.default_rng(seed).permutation(images)[: images // 2]] = 1
-    learned = _learn(concepts, embeddings, prefix_tokens, half)
-    whole, explained = np.empty(images), np.empty(images)
+    learned = _learn(layouts, embeddings, prefix_tokens, half)
+    whole, explained = np.empty(images), np.empty((len(layouts), images))
     for rows, embedded in _within_images(embeddings, prefix_tokens):
-        for side, (places, effects, expected) in enumerate(learned):
+        for side, (places, of_layouts) in enumerate(learned):
             held_out = rows[half[rows] != side]
-            rest = embedded[half[rows] != side] - places
-            whole[held_out] = np.einsum("mjd,mjd->m", rest, rest)
-            predicted = effects[concepts[held_out]] - expected
-            rest -= predicted - predicted.mean(1, keepdims=True)
-            explained[held_out] = whole[held_out] - np.einsum("mjd,mjd->m", rest, rest)
-    return _ratio(explained, whole)
+            rest = embedded[torch.from_numpy(half[rows] != side).to(embedded.device)] - places
+            whole[held_out] = rest.square().sum((1, 2)).cpu()
+            for number, (effects, expected) in enumerate(of_layouts):
+                predicted = effects[torch.from_numpy(layouts[number][held_out]).to(effects.device)] - expected
+                predicted -= predicted.mean(1, keepdim=True)
+                missed = (rest - predicted).square().sum((1, 2)).cpu()
+                explained[number, held_out] = whole[held_out] - missed.numpy()
+    return [_ratio(some, whole) for some in explained]
 
 
-def _learn(concepts: Array, embeddings: Any, prefix_tokens: int, half: Array) -> list[tuple[Array, Array, Array]]:
-    """For both halves: means of the places (patches, d), effects of the concepts (K, d), means of these at the places."""
-    from scipy.sparse import csr_array
+def _learn(
+    layouts: list[Array], embeddings: Any, prefix_tokens: int, half: Array
+) -> list[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
+    """For both halves: means of the places (patches, d), and by layout effects of the concepts (K, d) and the means of these
+    at the places."""
+    import torch
 
-    patches, dim, used = concepts.shape[1], embeddings.shape[2], concepts.max() + 1
-    at_places, of_concepts = np.zeros((2, patches, dim)), np.zeros((2, used, dim))
+    patches, dim, used = layouts[0].shape[1], embeddings.shape[2], [some.max() + 1 for some in layouts]
+    at_places, of_concepts = np.zeros((2, patches, dim)), [np.zeros((2, count, dim)) for count in used]
     for rows, embedded in _within_images(embeddings, prefix_tokens):
         for side in range(2):
-            some, owner = embedded[half[rows] == side], concepts[rows[half[rows] == side]].ravel()
-            at_places[side] += some.sum(0)
-            owned = csr_array((np.ones(len(owner), some.dtype), (owner, np.arange(len(owner)))), (used, len(owner)))
-            of_concepts[side] += owned @ some.reshape(-1, dim)
+            own = rows[half[rows] == side]
+            some = embedded[torch.from_numpy(half[rows] == side).to(embedded.device)]
+            at_places[side] += some.sum(0).cpu().numpy()
+            for sums, layout, count in zip(of_concepts, layouts, used, strict=True):
+                owner = torch.from_numpy(layout[own]).to(some.device)
+                sums[side] += _sums_of(owner.flatten(), some.flatten(0, 1), count).cpu().numpy()
     found = []
     for side in range(2):
-        images = int((half == side).sum())
-        by_image = concept_counts(concepts[half == side], used)
-        by_place = concept_counts(concepts[half == side].T, used)
-        sizes, places = by_place.sum(0), at_places[side] / images
-        # Normal equations of a regression in which images and places have means of their own.
-        shared = by_image.T @ by_image / patches + by_place.T @ by_place / images
-        shared -= np.outer(sizes, sizes) / (images * patches)
-        pull = of_concepts[side] - by_place.T @ places
-        effects = np.linalg.solve(np.diag(sizes + _PRIOR) - shared, pull)
-        expected = by_place @ effects / images
-        found.append((places.astype(np.float32), effects.astype(np.float32), expected.astype(np.float32)))
+        places = at_places[side] / (half == side).sum()
+        effects = [
+            _effects(layout[half == side], sums[side], places, embedded.device)
+            for layout, sums in zip(layouts, of_concepts, strict=True)
+        ]
+        found.append((torch.from_numpy(places).to(embedded), effects))
     return found
 
 
-def _within_images(embeddings: Any, prefix_tokens: int) -> Iterator[tuple[Array, Array]]:
+def _sums_of(owner: Tensor, x: Tensor, owners: int) -> Tensor:
+    """(owners, d): the sum of the rows of x (n, d) that each owns, in the same order every time, on a GPU too."""
+    from torch.nn.functional import embedding_bag
+
+    sizes = owner.bincount(minlength=owners)
+    return embedding_bag(owner.argsort(stable=True), x, sizes.cumsum(0) - sizes, mode="sum")
+
+
+def _effects(concepts: Array, sums: Array, places: Array, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Effects of the concepts (K, d), and the mean of these at the places (patches, d), by the images of one half.
+
+    sums (K, d) are of the concepts' patches, places (patches, d) the means at the places.
+    """
+    import torch
+
+    (images, patches), used = concepts.shape, len(sums)
+    by_image, by_place = concept_counts(concepts, used), concept_counts(concepts.T, used)
+    sizes = by_place.sum(0)
+    # Normal equations of a regression in which images and places have means of their own.
+    shared = by_image.T @ by_image / patches + by_place.T @ by_place / images
+    shared -= np.outer(sizes, sizes) / (images * patches)
+    effects = np.linalg.solve(np.diag(sizes + _PRIOR) - shared, sums - by_place.T @ places)
+    found = torch.from_numpy(effects), torch.from_numpy(by_place @ effects / images)
+    return found[0].to(device, torch.float32), found[1].to(device, torch.float32)
+
+
+def _within_images(embeddings: Any, prefix_tokens: int) -> Iterator[tuple[Array, Tensor]]:
     """Numbers of some images and the embeddings of their patches, less the image's mean; all images, some at a time."""
-    images, tokens, dim = embeddings.shape
-    size = max(1, _NUMBERS // (tokens * dim))
-    for start in range(0, images, size):
-        rows = np.arange(start, min(start + size, images))
-        embedded = as_array(embeddings[start : start + size])[:, prefix_tokens:].astype(np.float32)
-        embedded -= embedded.mean(1, keepdims=True)
-        yield rows, embedded
+    for rows, embedded in blocks_of(embeddings):
+        patches = embedded[:, prefix_tokens:].float()
+        yield rows, patches - patches.mean(1, keepdim=True)

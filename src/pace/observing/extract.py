@@ -130,9 +130,9 @@ def observe_into(
 
 
 def gathered(parts: Sequence[tuple[Rows, Observations]], device: Device = None) -> Observations:
-    """Parts of a set, with their numbers in it, as one in memory; on a GPU in the precision they are kept in."""
+    """Parts of a set, with their numbers in it, as one in memory; a single one on a GPU in the precision it is kept in."""
     total, crops, arrays = sum(len(seen) for _, seen in parts), [], None
-    dtype = None if torch.device(device or "cpu").type == "cuda" else torch.float32
+    dtype = None if torch.device(device or "cpu").type == "cuda" and len(parts) == 1 else torch.float32
     places = [np.arange(total)[rows] for rows, _ in parts]
     for numbers, (_, seen) in zip(places, parts, strict=True):
         for some, batch in seen.batches(_READ, device, dtype):

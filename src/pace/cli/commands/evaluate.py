@@ -8,7 +8,16 @@ import numpy as np
 import typer
 
 from pace.cli import options
-from pace.cli.opening import discard, has_kept, image_record, kept_views, open_fit, reopen_images, source_of
+from pace.cli.opening import (
+    discard,
+    has_kept,
+    image_record,
+    in_memory,
+    kept_views,
+    open_fit,
+    reopen_images,
+    source_of,
+)
 from pace.cli.output import note, say, show_scores
 from pace.cli.runs import running
 
@@ -55,10 +64,14 @@ def evaluate(
         kept = source_of(found.run)
         if has_kept(kept):
             train, _ = kept_views(kept, pairs=False)
+            if found.device.type == "cuda":  # they are read more than once
+                train, _ = in_memory((train, None), found.device)
         else:
             train, _ = found.observe(reopen_images(found.run), False, run, batch_size=fit.batch_size)
             discard(run)
-        seen, perturbed = found.observe(test, True, run, images.seed, fit.batch_size, found.evaluations()[-1:])
+        seen, perturbed = found.observe(
+            test, True, run, images.seed, fit.batch_size, found.evaluations()[-1:], near=True
+        )
         truth = known_truth(test, backbone.preprocessing, seen.grid) if seen.grid else {}
         train = train if rest is None else train[rest]
         hiding = None
