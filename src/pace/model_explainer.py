@@ -241,17 +241,21 @@ class ModelExplanation(Explanation):
         )
 
     def report(self, path: str | PathLike[str], title: str | None = None, **more: Any) -> Path:
-        """A page with these images, and those of the fit that show the same concepts best; `more` goes to `write_report`."""
+        """A page that opens on the first image, with all of these, and those of the fit that show the same concepts best.
+
+        `more` goes to `write_report`.
+        """
         from pace.showing.report import write_report
 
         explainer, names = self.explainer, self.image_names
         wanted = [k for m in range(len(self)) for k in self.shown_concepts(m, _EXAMPLES)]
         images = explainer.with_examples(self.images, wanted)  # none are added where they are there already
+        shown = names[0] if len(names) == 1 else f"{len(names)} pictures"
         whole = self if images is self.images else explainer(images)
         return write_report(
             path, explainer.concepts, images, whole.observations, explanation=whole, scores=explainer.scores,
             class_names=explainer.class_names, preprocessing=explainer.backbone.preprocessing,
-            title=title or f"What the transformer sees in {names[0] if len(names) == 1 else f'{len(names)} pictures'}", **more,
+            title=title or f"What the transformer sees in {shown}", **{"first": 0} | more,
         )  # fmt: skip
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> ModelExplanation:

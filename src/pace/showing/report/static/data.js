@@ -75,10 +75,6 @@ class View {
     const maps = data.parts[p].kinds.map((k) => this.map(m, k));
     return Float32Array.from({ length: PATCHES }, (_, patch) => maps.reduce((sum, map) => sum + map[patch], 0));
   }
-  /** Concepts of an image, the largest share first. */
-  ranked(m) {
-    return Array.from({ length: CONCEPTS }, (_, k) => k).sort((a, b) => this.theta(m, b) - this.theta(m, a) || a - b);
-  }
   picture(m) { return `data:${data.picture.type};base64,${pictures[this.firstPicture + m]}`; }
 }
 
