@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pace.atomic import write_atomically
-from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model
+from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model, usual_device
 from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, pooled_features, save_head
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
@@ -25,7 +25,7 @@ from pace.files import CONCEPTS, GALLERY, HEAD
 from pace.images.datasets import has_splits
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
-from pace.naming import use_of
+from pace.naming import class_titles, use_of
 from pace.notebook import model_html
 from pace.observations import Lazy, Observations
 from pace.observing.extract import observe, observe_pair
@@ -227,7 +227,7 @@ class ModelExplanation(Explanation):
 
     def _class(self, name: str | int) -> int:
         names: list[Any] = self._class_names
-        number = names.index(name) if name in names else name
+        number = next((known.index(name) for known in (names, class_titles(names)) if name in known), name)
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise ValueError(f"there is no class {name!r} among {len(names)}: {', '.join(names[:5])}, …")
         return number
@@ -266,7 +266,7 @@ class ModelExplanation(Explanation):
 
     def _title(self, image: int) -> str:
         said, name = self.prediction(image), Path(self.image_names[image]).name
-        return name if said is None else f"{said['name']}, {said['probability']:.0%} · {name}"
+        return name if said is None else f"{class_titles([said['name']])[0]}, {said['probability']:.0%} · {name}"
 
     def _repr_png_(self) -> bytes:
         return bytes(self.figure()._repr_png_())
@@ -311,8 +311,7 @@ def explain_model(
     elif isinstance(model, (str, PathLike)):
         choice = ModelChoice(model, layer=layer)
         network, names = open_model(choice)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        backbone = open_backbone(network, choice, device, choose, own)
+        backbone = open_backbone(network, choice, usual_device(), choose, own)
     elif layer is None:
         backbone = Backbone(model, choose(model), own, attention_layer=-1)
     else:

@@ -188,6 +188,9 @@ def test_a_damaged_record_does_not_hide_the_other_runs(elsewhere: Path):
     done = invoke("explain", "shop/flat/0.png")
     assert done.code == 0
     assert "left out: runs/deep/run.json cannot be used: too deeply nested" in done.err
+    listed = invoke("runs", "--json")
+    assert [run["run"] for run in listed.document["runs"]][:1] == ["runs/good"]
+    assert listed.err.count("left out: ") == 3
 
 
 def test_scores_of_another_fit_are_left_out_or_refused(elsewhere: Path):

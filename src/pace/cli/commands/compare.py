@@ -11,14 +11,13 @@ from pace.cli.opening import load_run
 from pace.cli.output import say, table
 
 _IMAGES = typer.Option(metavar="FOLDER", help="Images both look at.", show_default="some of those of the first fit")
-_DEVICE = typer.Option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")
 
 
 def compare(
     one: Annotated[str, typer.Argument(metavar="A", help="Folder of a `pace fit`.")],
     other: Annotated[str, typer.Argument(metavar="B", help="Another one, of the same model or of a different one.")],
     images: Annotated[str | None, _IMAGES] = None,
-    device: Annotated[str, _DEVICE] = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> dict[str, Any]:

@@ -7,33 +7,35 @@ from scipy.spatial.distance import cdist
 
 from pace.explanation import Array
 
-_SWEEPS, _SPREADING = 200, 60
+_NEIGHBOURS = 6  # that stay near a point: t-SNE's perplexity
+_EXACT = 500  # points from which on distances are approximated
+_SPREADING = 60
 _ROOM = 0.6  # of the distance that points would have in a regular grid: the least they keep
 
 
 def positions(points: Array) -> Array:
-    """Places (K, 2), from 0 to 1 across and from 0 down, whose distances are like those of `points` (K, d).
+    """Places (K, 2), from 0 to 1 across and from 0 down, where those of `points` (K, d) lie close that are near.
 
-    Multidimensional scaling in which distances to near points count most (weights d⁻², as Kamada and Kawai have them), by
-    majorisation from the two principal components; then points that would cover each other are pushed apart.
+    By t-SNE from the two principal components; then points that would cover each other are pushed apart.
     """
+    from sklearn.manifold import TSNE
+
     count = len(points)
-    if count < 3:
-        return np.linspace([0.25, 0], [0.75, 0], count) if count > 1 else np.full((count, 2), [0.5, 0.0])
-    wanted = cdist(points, points)
-    wanted = np.maximum(wanted, 1e-3 * (wanted.max() or 1))
-    weights = wanted**-2.0
-    np.fill_diagonal(weights, 0)
-    inverse = np.linalg.pinv(np.diag(weights.sum(1)) - weights)
+    if count < 4 or not np.ptp(points, 0).any():
+        return np.stack([(np.arange(count) + 0.5) / count, np.zeros(count)], 1)
     left, size, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
-    found = np.zeros((count, 2))
-    found[:, : len(size[:2])] = left[:, :2] * size[:2]
-    for _ in range(_SWEEPS):
-        ratio = weights * wanted / np.maximum(cdist(found, found), 1e-9 * wanted.max())
-        found = inverse @ (ratio.sum(1)[:, None] * found - ratio @ found)
-    axes = np.linalg.svd(found - found.mean(0), full_matrices=False)[2]  # wider than high
-    axes *= np.where(axes[np.arange(len(axes)), np.abs(axes).argmax(1)] < 0, -1, 1)[:, None]
-    found = _scaled(found @ axes.T)
+    main = np.zeros((count, 2))
+    main[:, : len(size[:2])] = left[:, :2] * size[:2]
+    main *= np.where(main[np.abs(main).argmax(0), [0, 1]] < 0, -1, 1)  # an SVD is free to choose the sign
+    learner = TSNE(
+        perplexity=min(_NEIGHBOURS, (count - 1) / 3),
+        init=(1e-4 * main / main[:, 0].std()).astype(np.float32),
+        method="exact" if count <= _EXACT else "barnes_hut",
+        random_state=0,
+    )
+    found = learner.fit_transform(points)
+    axes = np.linalg.svd(found - found.mean(0), full_matrices=False)[2]
+    found = _scaled(found @ axes.T)  # wider than high
     for _ in range(_SPREADING):
         found = _scaled(found + _pushed(found))
     return found

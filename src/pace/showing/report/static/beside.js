@@ -20,9 +20,9 @@ function beside(m, other, close) {
   return h("section", { class: "card beside", "aria-labelledby": "beside" },
     h("div", { class: "headline" }, h("h2", { id: "beside" }, "Side by side"), h("button", { type: "button", class: "button", onclick: close }, "Close")),
     h("div", { class: "pair" }, picture(m), picture(other)),
-    note(h("b", {}, percent(common, 0)), " of what they are made of is the same. Below, where they differ most: first the left image, striped the right one."),
+    h("div", { class: "detail" }, note(h("b", {}, percent(common, 0)), " of what they are made of is the same. Here they differ most; the striped bar is the image on the right."),
     h("ul", { class: "rows theta", "aria-label": "Concepts in which they differ most" }, apart.map((k) => h("li", {}, face(k, true),
       h("span", { class: "who" }, colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: colours.get(k) } }), h("a", { href: link.concept(k) }, conceptName(k))),
       h("span", { class: "figure" }, `${percent(one(k), 0)} · ${percent(two(k), 0)}`),
-      h("span", { class: "bars", "aria-hidden": "true" }, bar("original", one(k)), bar("perturbed", two(k)))))));
+      h("span", { class: "bars", "aria-hidden": "true" }, bar("original", one(k)), bar("perturbed", two(k))))))));
 }

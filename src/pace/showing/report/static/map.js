@@ -61,7 +61,7 @@ function mapView(query) {
       `for ${percent(wellPlaced(shown), 0)} of the concepts, the nearest on the map is one of the four nearest in truth. `,
       "Choose a concept, or go from one to the next with the arrow keys; lines join it with those that come together with it in images.")),
     galleryOrMap("map"),
-    h("div", { class: "mapped" }, h("div", { class: "map", role: "group", "aria-label": "Concepts", style: { "aspect-ratio": String(1 / Math.min(1, Math.max(0.5, height))) } }, lines, spots), aside));
+    h("div", { class: "mapped" }, h("div", { class: "map", role: "group", "aria-label": "Concepts", style: { "--shape": String(1 / Math.min(1, Math.max(0.5, height))) } }, lines, spots), aside));
 }
 
 /** The share of concepts whose nearest one on the map is one of their neighbours. */

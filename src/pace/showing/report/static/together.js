@@ -48,7 +48,7 @@ function together(k) {
   }).filter(({ both, alike }) => both > 1 && alike > 0.1).sort((a, b) => b.alike - a.alike).slice(0, TOGETHER);
 }
 
-const byChance = ({ both, expected }) => `in ${plural(both, "image")}, ${figure(expected)} by chance`;
+const byChance = ({ both, expected }) => `in ${plural(both, "image")}, ${expected.toFixed(1)} by chance`;
 
 function togetherList(k) {
   const found = together(k);
