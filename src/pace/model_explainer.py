@@ -226,8 +226,9 @@ class ModelExplanation(Explanation):
         return summary.class_names(self.explainer.class_names, self.images, self.observations.n_classes)
 
     def _class(self, name: str | int) -> int:
-        names: list[Any] = self._class_names
-        number = next((known.index(name) for known in (names, class_titles(names)) if name in known), name)
+        names = self._class_names
+        known = {title: number for number, title in [*enumerate(class_titles(names)), *enumerate(names)]}
+        number = known.get(name, name) if isinstance(name, str) else name
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise ValueError(f"there is no class {name!r} among {len(names)}: {', '.join(names[:5])}, …")
         return number

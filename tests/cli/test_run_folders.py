@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from in_process import invoke
+from safetensors.torch import load_file, save_file
 
 from pace.cli import runs
 
@@ -143,6 +144,12 @@ def test_images_or_a_model_that_changed_since_are_other_ones(elsewhere: Path, wo
     assert invoke(*fit).code == 0
     (elsewhere / "mine" / "amber" / "0.png").unlink()
     assert "(the images differ)" in invoke(*fit).error
+    weights = load_file(workshop / "tiny.safetensors")
+    save_file(weights, elsewhere / "mine.safetensors")
+    fit = ("fit", "--config", "shop/fit", "--model", "mine.safetensors", "--out", "another")
+    assert invoke(*fit).code == 0
+    save_file({name: value + 1e-3 for name, value in weights.items()}, elsewhere / "mine.safetensors")
+    assert "(the model differs)" in invoke(*fit).error
 
 
 def test_a_run_that_is_stopped_while_it_is_made_again_keeps_its_earlier_results(elsewhere: Path, monkeypatch):

@@ -37,7 +37,12 @@ def runs(
 def _line(run: Run, scored: list[Run]) -> dict[str, str]:
     record, results = run.record, run.record["results"]
     of = [(record.get(part) or {}).get(key) for part, key in (("images", "images"), ("model", "name"))]
-    about = [Path(str(name)).name for name in of if name]
+    how = record["configuration"]
+    about = [Path(str(name)).name for name in [*(how.get("pictures") or [])[:1], *of] if name]
+    if len(how.get("pictures") or []) > 1:
+        about[0] += f" and {len(how['pictures']) - 1} more"
+    if how.get("fit_run"):
+        about.append(f"by {Path(how['fit_run']).name}")
     verdict = results.get("verdict", "")
     if record["command"] == "fit" and results:
         about.append(f"{results['concepts']} concepts")
