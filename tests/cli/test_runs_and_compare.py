@@ -57,5 +57,7 @@ def test_a_fit_is_like_itself_and_less_like_another(elsewhere: Path):
     assert all(match["one"] == match["other"] for match in same["matches"])
     assert len(other["matches"]) == 1
     assert 0 < other["mean"] < same["mean"]
+    apart = [match for match in same["matches"] if match["alike"] < 0.1]
+    assert ("no counterpart" in invoke("compare", "shop/fit", "shop/fit").out) == bool(apart)
     assert "patches in common" in invoke("compare", "shop/fit", "other", "--images", "shop/flat").out
     assert "no such run" in invoke("compare", "shop/fit", "nowhere").error

@@ -90,7 +90,7 @@ function oneConcept(k) {
       h("ul", { class: "cards" }, siblings.map((other) => conceptCard(other)))),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
       h("h2", { id: "neighbours" }, "Neighbours"),
-      note("The concepts in use with the nearest means. Two that look the same may be one concept split in two."),
+      note("The concepts in use with the nearest means. Two that look the same may be one concept split in two. ", used && h("a", { href: address("concepts", "map", { concept: k }) }, "See it on the map"), used && "."),
       h("ul", { class: "cards" }, neighbours.map((other) => conceptCard(other)))));
 }
 

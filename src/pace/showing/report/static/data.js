@@ -58,7 +58,7 @@ class View {
     return found;
   }
   patch(m, patch) { return this.mixture(m, data.prefix + patch); }
-  leading(m, patch) { return this.patch(m, patch)[0][0]; }
+  leading(m, patch) { return this._concept[(m * TOKENS + data.prefix + patch) * this.kept]; }
   /** The share of the image's weight that a token has. */
   weight(m, token) { return this._weight[m * TOKENS + token] / 65535; }
   /** φ of one concept over the patches of an image. */
