@@ -57,8 +57,8 @@ function mapView(query) {
   choose(chosen);
   return h("div", { class: "page" },
     h("header", { class: "lead" }, h("h1", {}, "Map of the concepts"), note(
-      "Concepts whose patches look alike to the transformer lie near each other, and the more used are larger. A plane can show this only roughly: ",
-      `for ${percent(wellPlaced(shown), 0)} of the concepts, the nearest on the map is one of the four nearest in truth. `,
+      "Concepts whose patches look alike to the transformer lie near each other, and the more used are larger. ",
+      shown.length > 5 && `A plane can show this only roughly: for ${percent(wellPlaced(shown), 0)} of the concepts, the nearest on the map is one of the four nearest in truth. `,
       "Choose a concept, or go from one to the next with the arrow keys; lines join it with those that come together with it in images.")),
     galleryOrMap("map"),
     h("div", { class: "mapped" }, h("div", { class: "map", role: "group", "aria-label": "Concepts", style: { "--shape": String(1 / Math.min(1, Math.max(0.5, height))) } }, lines, spots), aside));
