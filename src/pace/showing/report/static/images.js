@@ -117,7 +117,9 @@ const imagesView = {
     this.matching = listed(this.state);
     const shown = new Set(this.matching);
     this.items.forEach((item, m) => { item.hidden = !shown.has(m); });
-    this.list.append(...this.matching.map((m) => this.items[m])); // in their order
+    const order = this.matching.join();
+    if (order !== this.order) this.list.append(...this.matching.map((m) => this.items[m]));
+    this.order = order;
     this.filters.show(this.state);
     this.count.textContent = this.matching.length === IMAGES ? plural(IMAGES, "image") : `${this.matching.length} of ${plural(IMAGES, "image")}`;
     this.markItem();
