@@ -3,6 +3,7 @@
 import csv
 import sys
 import warnings
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -69,6 +70,10 @@ def test_an_explanation_shows_pictures_with_the_names_of_classes_in_a_notebook(e
     assert "<blue>" not in html
     assert explanation._repr_png_().startswith(b"\x89PNG")
     assert "amber (" in explainer._repr_html_() or "&lt;blue&gt; (" in explainer._repr_html_()
+    titled = copy(explainer)
+    titled.class_names = ["001.Cedar_Waxwing", "002.Wren"]
+    assert "Cedar Waxwing (" in titled._repr_html_() or "Wren (" in titled._repr_html_()
+    assert replace(explanation, explainer=titled).why(0, "Wren") == replace(explanation, explainer=titled).why(0, 1)
     assert repr(explainer).startswith("ModelExplainer(3 concepts, Backbone(VisionTransformer, block 0 of 0 to 2, ")
     assert "attention of block 0, 112 x 112 pixels, 14 x 14 patches, d = 32)" in repr(explainer.backbone)
 
@@ -85,6 +90,11 @@ def test_rows_frames_files_and_dictionaries_say_the_same(explanation, tmp_path, 
     assert found["images"][0]["top_concepts"] == [
         {name: value for name, value in first.items() if name not in ("picture", "prediction", "probability")}
     ]
+    odd = explanation.images.subset(range(3))
+    odd.names[:2] = ["=1+2", "-a"]
+    replace(explanation[[0, 1, 2]], images=odd).to_csv(tmp_path / "odd.csv")
+    with (tmp_path / "odd.csv").open(newline="") as file:  # no spreadsheet runs a name
+        assert {row["picture"] for row in csv.DictReader(file)} == {"'=1+2", "'-a", odd.names[2]}
     explanation.to_csv(tmp_path / "explanation.csv")
     with (tmp_path / "explanation.csv").open(newline="") as file:
         assert [row["name"] for row in csv.DictReader(file)] == [row["name"] for row in rows]
@@ -143,6 +153,7 @@ def test_some_of_the_images_are_explained_by_themselves(explanation, tmp_path):
     assert two.prediction(0) == explanation.prediction(4)
     page = two.report(tmp_path / "page.html", "Two")
     text = page.read_text(encoding="utf-8")
+    assert '"first":0' in text  # it opens on the first of them
     assert f"{two.image_names[0]}" in text
     assert "(example)" in text
 

@@ -254,11 +254,12 @@ class Explanation:
         return DataFrame(self.to_rows(level))
 
     def to_csv(self, path: str | PathLike[str], level: float = 0.9) -> None:
-        """`to_rows` as a file that spreadsheets read."""
+        """`to_rows` as a file that spreadsheets read; a name that begins like a formula gets an apostrophe before it."""
         rows, text = self.to_rows(level), StringIO()
         writer = csv.DictWriter(text, rows[0])
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow({name: f"'{value}" if _is_formula(value) else value for name, value in row.items()})
         write_atomically(Path(path), text.getvalue().encode())
 
     def images_with(self, concept: int, n: int = 5) -> Array:
@@ -296,6 +297,11 @@ class Explanation:
 
 def _rounded(*arrays: Array) -> list[Array]:
     return [values.astype(float).round(_DIGITS) for values in arrays]
+
+
+def _is_formula(value: object) -> bool:
+    """As spreadsheets see it, which would run it."""
+    return isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
 
 
 def _is_shown(theta: Array) -> Array:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pace.atomic import write_atomically
-from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model
+from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model, usual_device
 from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, pooled_features, save_head
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
@@ -25,7 +25,7 @@ from pace.files import CONCEPTS, GALLERY, HEAD
 from pace.images.datasets import has_splits
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
-from pace.naming import use_of
+from pace.naming import class_titles, use_of
 from pace.notebook import model_html
 from pace.observations import Lazy, Observations
 from pace.observing.extract import observe, observe_pair
@@ -226,8 +226,9 @@ class ModelExplanation(Explanation):
         return summary.class_names(self.explainer.class_names, self.images, self.observations.n_classes)
 
     def _class(self, name: str | int) -> int:
-        names: list[Any] = self._class_names
-        number = names.index(name) if name in names else name
+        names = self._class_names
+        known = {title: number for number, title in [*enumerate(class_titles(names)), *enumerate(names)]}
+        number = known.get(name, name) if isinstance(name, str) else name
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise ValueError(f"there is no class {name!r} among {len(names)}: {', '.join(names[:5])}, …")
         return number
@@ -241,17 +242,21 @@ class ModelExplanation(Explanation):
         )
 
     def report(self, path: str | PathLike[str], title: str | None = None, **more: Any) -> Path:
-        """A page with these images, and those of the fit that show the same concepts best; `more` goes to `write_report`."""
+        """A page that opens on the first image, with all of these, and those of the fit that show the same concepts best.
+
+        `more` goes to `write_report`.
+        """
         from pace.showing.report import write_report
 
         explainer, names = self.explainer, self.image_names
         wanted = [k for m in range(len(self)) for k in self.shown_concepts(m, _EXAMPLES)]
         images = explainer.with_examples(self.images, wanted)  # none are added where they are there already
+        shown = names[0] if len(names) == 1 else f"{len(names)} pictures"
         whole = self if images is self.images else explainer(images)
         return write_report(
             path, explainer.concepts, images, whole.observations, explanation=whole, scores=explainer.scores,
             class_names=explainer.class_names, preprocessing=explainer.backbone.preprocessing,
-            title=title or f"What the transformer sees in {names[0] if len(names) == 1 else f'{len(names)} pictures'}", **more,
+            title=title or f"What the transformer sees in {shown}", **{"first": 0} | more,
         )  # fmt: skip
 
     def __getitem__(self, images: int | slice | Array | list[int]) -> ModelExplanation:
@@ -262,7 +267,7 @@ class ModelExplanation(Explanation):
 
     def _title(self, image: int) -> str:
         said, name = self.prediction(image), Path(self.image_names[image]).name
-        return name if said is None else f"{said['name']}, {said['probability']:.0%} · {name}"
+        return name if said is None else f"{class_titles([said['name']])[0]}, {said['probability']:.0%} · {name}"
 
     def _repr_png_(self) -> bytes:
         return bytes(self.figure()._repr_png_())
@@ -307,8 +312,7 @@ def explain_model(
     elif isinstance(model, (str, PathLike)):
         choice = ModelChoice(model, layer=layer)
         network, names = open_model(choice)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        backbone = open_backbone(network, choice, device, choose, own)
+        backbone = open_backbone(network, choice, usual_device(), choose, own)
     elif layer is None:
         backbone = Backbone(model, choose(model), own, attention_layer=-1)
     else:

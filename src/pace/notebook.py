@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.naming import Name, concept_names, use_of
+from pace.naming import Name, class_titles, concept_names, use_of
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -27,7 +27,9 @@ def explanation_html(explanation: Explanation) -> str:
         one = explanation[m]
         low, high = (end[0] for end in (one.part_interval(0.9) if by_part else one.interval(0.9)))
         said = explanation.prediction(m)
-        title = escape(explanation.image_names[m]) + ("" if said is None else f"<br>{escape(said['name'])}")
+        title = escape(explanation.image_names[m]) + (
+            "" if said is None else f"<br>{escape(class_titles([said['name']])[0])}"
+        )
         for n in one.shown_parts(0, _SHARES) if by_part else one.shown_concepts(0, _SHARES):
             share = one.parts[0, n]
             name = names[one.kind_of(0, n)].label
@@ -57,7 +59,7 @@ def model_html(model: PACE, class_names: Sequence[str] | None = None) -> str:
     ]
     if evidence.shape[1]:
         columns.append("speaks for")
-        called = class_names or [f"class {n}" for n in range(evidence.shape[1])]
+        called = class_titles(class_names or []) or [f"class {n}" for n in range(evidence.shape[1])]
         rows = [[*row, escape(_spoken_for(evidence[k], called))] for k, row in zip(use.order, rows, strict=False)]
     facts = escape("; ".join(_facts(model, len(use.order))))
     more = f"<p>and {len(use.order) - len(rows)} more concepts in use</p>" if use.order[_CONCEPTS:] else ""

@@ -128,6 +128,18 @@ def test_a_clip_in_a_file_predicts_the_names_it_is_given(elsewhere: Path):
     assert "--classes: expected the names of 2 classes or more; found 1" in invoke(*fit, "--classes", "names.txt").error
 
 
+def test_the_classes_of_a_model_in_a_file_can_be_named(elsewhere: Path):
+    Path("names.txt").write_text("001.Cedar_Waxwing\nwren\n", encoding="utf-8")
+    model = ("--model", "shop/tiny.safetensors", *MODEL[2:])
+    fit = ("fit", "--images", "shop/flat", *model, *QUICK, "--no-pairs", "--classes", "names.txt")
+    assert invoke(*fit, "--out", "run").code == 0
+    assert record(elsewhere / "run")["model"]["class_names"] == ["001.Cedar_Waxwing", "wren"]
+    assert not (elsewhere / "run" / "head.safetensors").exists()
+    assert re.search("prediction: (Cedar Waxwing|wren) ", invoke("explain", "shop/flat/0.png", "--run", "run").out)
+    Path("names.txt").write_text("wren\ncrow\nowl", encoding="utf-8")
+    assert "--classes names.txt: the model predicts 2 classes; found 3 names" in invoke(*fit).error
+
+
 # -- explain ---------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from in_process import invoke
+from safetensors.torch import load_file, save_file
 
 from pace.cli import runs
 
@@ -143,6 +144,12 @@ def test_images_or_a_model_that_changed_since_are_other_ones(elsewhere: Path, wo
     assert invoke(*fit).code == 0
     (elsewhere / "mine" / "amber" / "0.png").unlink()
     assert "(the images differ)" in invoke(*fit).error
+    weights = load_file(workshop / "tiny.safetensors")
+    save_file(weights, elsewhere / "mine.safetensors")
+    fit = ("fit", "--config", "shop/fit", "--model", "mine.safetensors", "--out", "another")
+    assert invoke(*fit).code == 0
+    save_file({name: value + 1e-3 for name, value in weights.items()}, elsewhere / "mine.safetensors")
+    assert "(the model differs)" in invoke(*fit).error
 
 
 def test_a_run_that_is_stopped_while_it_is_made_again_keeps_its_earlier_results(elsewhere: Path, monkeypatch):
@@ -188,6 +195,9 @@ def test_a_damaged_record_does_not_hide_the_other_runs(elsewhere: Path):
     done = invoke("explain", "shop/flat/0.png")
     assert done.code == 0
     assert "left out: runs/deep/run.json cannot be used: too deeply nested" in done.err
+    listed = invoke("runs", "--json")
+    assert [run["run"] for run in listed.document["runs"]][:1] == ["runs/good"]
+    assert listed.err.count("left out: ") == 3
 
 
 def test_scores_of_another_fit_are_left_out_or_refused(elsewhere: Path):

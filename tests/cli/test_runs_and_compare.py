@@ -44,6 +44,9 @@ def test_runs_are_listed_with_what_they_are_of_and_their_verdict(elsewhere: Path
     assert fit["of"] == "photos, tiny.safetensors, 3 concepts"
     assert evaluation["command"] == "evaluate"
     assert fit["verdict"] == evaluation["verdict"] == scored["verdict"]
+    assert evaluation["of"] == "photos, by fit"
+    assert invoke("explain", "shop/flat/0.png", "shop/flat/1.png", "--no-ablation").code == 0
+    assert invoke("runs", "--json").document["runs"][-1]["of"] == "0.png and 1 more, by fit"
     assert pace.load_run("runs/fit", device="cpu").scores.verdict == scored["verdict"]
     assert scored["verdict"][:30] in invoke("runs", "runs").out
 
@@ -54,5 +57,7 @@ def test_a_fit_is_like_itself_and_less_like_another(elsewhere: Path):
     assert all(match["one"] == match["other"] for match in same["matches"])
     assert len(other["matches"]) == 1
     assert 0 < other["mean"] < same["mean"]
+    apart = [match for match in same["matches"] if match["alike"] < 0.1]
+    assert ("no counterpart" in invoke("compare", "shop/fit", "shop/fit").out) == bool(apart)
     assert "patches in common" in invoke("compare", "shop/fit", "other", "--images", "shop/flat").out
     assert "no such run" in invoke("compare", "shop/fit", "nowhere").error

@@ -104,7 +104,7 @@ def test_what_a_folder_leaves_out_is_counted_and_named(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=rf"no image in .*known endings: .*\.png; found {left_out}"):
         Folder(tmp_path)
     Image.new("RGB", (4, 4)).save(tmp_path / "d.png")
-    with pytest.warns(UserWarning, match=rf"since they are no images: {left_out}"):
+    with pytest.warns(UserWarning, match=rf"since they cannot be read as images: {left_out}"):
         assert Folder(tmp_path).names == ["d.png"]
 
 

@@ -4,7 +4,7 @@ from pace.backbones.backbone import Backbone
 from pace.backbones.finetuning import finetune, load_finetuned
 from pace.backbones.heads import fit_head, linear_probe, zero_shot, zero_shot_from_names
 from pace.backbones.layers import choose_layer, within_share
-from pace.backbones.loading import ModelChoice, load, open_backbone, open_model
+from pace.backbones.loading import ModelChoice, load, open_backbone, open_model, usual_device
 from pace.backbones.preprocessing import Preprocessing
 from pace.backbones.tower import Look, Model, Sizes, Tower
 
@@ -24,6 +24,7 @@ __all__ = [
     "load_finetuned",
     "open_backbone",
     "open_model",
+    "usual_device",
     "within_share",
     "zero_shot",
     "zero_shot_from_names",

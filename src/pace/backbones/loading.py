@@ -191,6 +191,11 @@ def _finetuned(folder: Path, choice: ModelChoice) -> tuple[nn.Module, tuple[str,
     return found.model, found.class_names
 
 
+def usual_device() -> torch.device:
+    """A GPU, of Apple too, if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
 def open_backbone(
     model: nn.Module,
     choice: ModelChoice,

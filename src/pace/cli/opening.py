@@ -46,9 +46,9 @@ def device_of(name: str) -> torch.device:
         import torch
 
     if name == "auto":
-        return torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
+        from pace.backbones import usual_device
+
+        return usual_device()
     try:
         return torch.empty(1, device=name).device
     except Exception as error:
@@ -173,9 +173,13 @@ def _open_at_layer(
     return OpenedModel(backbone, opened, names)
 
 
-def _known_head(how: HeadOptions, images: ImageSet, model: nn.Module) -> tuple[nn.Module, Sequence[str]] | None:
-    """The head that needs no features, and its classes; says what cannot be, before the images go through the model."""
+def _known_head(how: HeadOptions, images: ImageSet, model: nn.Module) -> tuple[nn.Module | None, Sequence[str]] | None:
+    """The head that needs no features, or none, and the names of the classes that were given.
+
+    Says what cannot be, before the images go through the model.
+    """
     from pace.backbones.heads import HEADS, zero_shot_from_names
+    from pace.backbones.libraries import describe
 
     if how.head is not None and how.classes is not None:
         raise Problem("--head and --classes each make the predictions; leave one out")
@@ -187,7 +191,11 @@ def _known_head(how: HeadOptions, images: ImageSet, model: nn.Module) -> tuple[n
         return None
     lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
     names = [line.strip() for line in lines if line.strip()]
-    return zero_shot_from_names(model, names), names
+    if not (own := getattr(describe(model), "classifiers", ())):
+        return zero_shot_from_names(model, names), names
+    if (expected := getattr(own[-1], "out_features", len(names))) != len(names):
+        raise Problem(f"--classes {how.classes}: the model predicts {expected} classes; found {len(names)} names")
+    return None, names
 
 
 def _fitted_head(how: HeadOptions, images: ImageSet, features: Tensor) -> tuple[nn.Module, Sequence[str] | None]:
@@ -202,8 +210,9 @@ def _fitted_head(how: HeadOptions, images: ImageSet, features: Tensor) -> tuple[
     return head, names
 
 
-def _with_head(opened: OpenedModel, found: tuple[nn.Module, Sequence[str] | None]) -> OpenedModel:
-    opened.backbone.head = found[0].to(opened.backbone.device)
+def _with_head(opened: OpenedModel, found: tuple[nn.Module | None, Sequence[str] | None]) -> OpenedModel:
+    if found[0] is not None:
+        opened.backbone.head = found[0].to(opened.backbone.device)
     return replace(opened, class_names=found[1])
 
 
@@ -220,7 +229,7 @@ def open_streamed(
     from pace.backbones import choose_layer
     from pace.backbones.heads import pooled_features
 
-    head: tuple[nn.Module, Sequence[str] | None] | None = _known_head(how, opened, loaded[0])
+    head: tuple[nn.Module | None, Sequence[str] | None] | None = _known_head(how, opened, loaded[0])
     choose = partial(choose_layer, images=opened, seed=images.seed, batch_size=batch_size, report=note)
     explained = _open_at_layer(choice, device, loaded, choose_layer=choose)
     say_what_was_recognised(explained.choice, explained.backbone.model)
@@ -256,7 +265,7 @@ def observe_once(
 
     def choose(model: nn.Module) -> int:
         nonlocal known
-        head = None if named is None else named[0].to(device)
+        head = None if named is None or named[0] is None else named[0].to(device)
         told: Any = {"report": note, "count_cls": choice.count_cls, "head": head, "pooled": pooled}
         layer, known = look_for_layer(model, opened, images.seed, batch_size, **told)
         return layer

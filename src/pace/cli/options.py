@@ -60,6 +60,7 @@ _CONFIG = _run_option(
 Json = Annotated[bool, _run_option("--json", help="Print one JSON document, for programs.")]
 Debug = Annotated[bool, _run_option("--debug", help="Show tracebacks of errors, and all warnings.")]
 Seed = Annotated[int, _run_option(min=0, help="Same seed, same result.")]
+Device = Annotated[str, _run_option(metavar="auto|cpu|cuda|mps", help="auto uses a GPU if there is one.")]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class _Everywhere:
 @dataclass(frozen=True)
 class Compute:
     batch_size: Annotated[int, _run_option(min=1, help="Images in one forward pass of the model.")] = 64
-    device: Annotated[str, _run_option(metavar="auto|cpu|cuda|mps", help="auto uses a GPU if there is one.")] = "auto"
+    device: Device = "auto"
 
 
 _IMAGES = _images_option(
@@ -120,7 +121,7 @@ _HEAD = _model_option(
     metavar="probe|knn|clusters",
     help="For models without a classifier: a linear probe or k-NN on the labels, or clusters of the model's own features.",
 )
-_CLASSES = _model_option(metavar="FILE", help="For a CLIP: the names of the classes, one in a line.")
+_CLASSES = _model_option(metavar="FILE", help="Names of the model's classes, one in a line; a CLIP predicts them.")
 LayerDecay = Annotated[float, _model_option(help="Learning rate of a block, as a share of the next one's.")]
 _ARCHITECTURE = _model_option(metavar="NAME", help="What the weights in a file are of, where they do not tell.")
 _SIZE = _model_option(min=1, help="Pixels per side; position embeddings are resized.")
@@ -150,7 +151,7 @@ class LayerOptions(LoadOptions):
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Predictions for a model without a classifier."""
+    """Predictions for a model without a classifier, and the names of the classes for any."""
 
     head: Annotated[str | None, _HEAD] = None
     classes: Annotated[str | None, _CLASSES] = None

@@ -179,18 +179,18 @@ def open_run(path: str, *commands: str) -> Run:
     return Run(folder if folder.is_dir() else folder.parent, record)
 
 
-def all_runs(command: str, folder: Path = RUNS) -> list[Run]:
-    """The runs of this command in a folder that have results, oldest first."""
+def all_runs(command: str | None = None, folder: Path = RUNS) -> list[Run]:
+    """The runs of this command in a folder that have results, or all there are, oldest first."""
     found = []
     for file in folder.glob(f"*/{_FILE}"):
         try:
-            run = open_run(str(file), command)
+            run = Run(file.parent, read_record(file))
         except Problem:
             continue
         except DamagedFile as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
             continue
-        if run.record["results"]:
+        if command is None or (run.record["command"] == command and run.record["results"]):
             found.append(run)
     return sorted(found, key=lambda run: datetime.fromisoformat(run.record["started"]))
 

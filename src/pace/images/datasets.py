@@ -176,7 +176,9 @@ class Folder(ImageFiles):
             known = f"no image in {root} or its subfolders; known endings: {' '.join(sorted(endings))}"
             raise FileNotFoundError(f"{known}{left_out and '; found '}{left_out}")
         if left_out:
-            warnings.warn(f"left out of {visible(str(root))}, since they are no images: {left_out}", stacklevel=2)
+            warnings.warn(
+                f"left out of {visible(str(root))}, since they cannot be read as images: {left_out}", stacklevel=2
+            )
         labels = None if flat else [label for label, names in enumerate(below) for _ in names]
         super().__init__(root, flat or in_classes, labels, None if flat else classes, on_error=on_error)
 

@@ -12,7 +12,8 @@ from pace.showing.report import write_report
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 VIEWS = (
-    "concepts", "concepts/0", "images", "images/3?patch=7&overlay=all", "images/4?patch=7&on=perturbed&overlay=kept",
+    "concepts", "concepts/0", "concepts/map", "images", "images/3?patch=7&overlay=all",
+    "images/4?patch=7&on=perturbed&overlay=kept", "images/4?concept=0&fault=misclassified&beside=3",
     "classes", "classes/0", "trust",
 )  # fmt: skip
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -448,12 +449,12 @@ def test_the_keyboard_alone_reaches_and_reads_everything(report, open_page):
     keys.press("Enter")
     page.locator(".stage").first.wait_for()
     assert page.evaluate("document.activeElement.id") == "content"
-    for _ in range(4):  # search, class, concept, the list
+    for _ in range(6):  # search, class, fault, concept, the table, the list
         keys.press("Tab")
     keys.press("ArrowRight")
     assert heading(page) == "folder/picture 01.jpg"
     assert page.evaluate("document.activeElement.ariaCurrent") == "true"
-    for _ in range(3):  # the two steps, the picture
+    for _ in range(4):  # the two steps, side by side, the picture
         keys.press("Tab")
     assert page.evaluate("document.activeElement.className") == "stage"
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -476,7 +477,7 @@ def test_the_keyboard_alone_reaches_and_reads_everything(report, open_page):
 
 
 def all_views(report, pruned, kinds, open_page, **options):
-    of_kinds = ("concepts", "images/3?patch=7&overlay=all", "classes/0")
+    of_kinds = ("concepts", "concepts/map", "images/3?patch=7&overlay=all", "images/3?beside=2", "classes/0")
     for path, views in ((kinds.path, of_kinds), (report, VIEWS), (pruned.path, ["number"])):
         page = open_page(path, **options)
         for view in views:

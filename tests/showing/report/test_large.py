@@ -50,7 +50,7 @@ def test_it_feels_instant(large, open_page):
     def median(action):
         return float(np.median([page.evaluate(f"({TIMED})(() => {{ {action} }})") for _ in range(5)]))
 
-    for view in ("images/7", "concepts/3", "classes", "trust", "concepts"):
+    for view in ("images/7", "images/7?beside=3", "concepts/3", "concepts/map", "classes", "trust", "concepts"):
         waits[view] = median(f"location.hash = '#/{view}'; dispatchEvent(new HashChangeEvent('hashchange'))")
     page.evaluate("location.hash = '#/images/7'")
     page.locator(".stage").first.wait_for()
@@ -58,6 +58,7 @@ def test_it_feels_instant(large, open_page):
         "document.querySelector('.stage').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
     )
     waits["overlay"] = median("document.querySelector('.theta .toggle').click()")
+    waits["by area"] = median("document.querySelector('.detail .shares [aria-pressed=false]').click()")
     waits["next image"] = median("document.querySelector('[aria-label=\"Next image\"]').click()")
     search = "const s = document.getElementById('image-search'); s.value += '1'; s.dispatchEvent(new Event('input'))"
     waits["search"] = median(search)

@@ -10,15 +10,15 @@ from pace.cli import options
 from pace.cli.opening import load_run
 from pace.cli.output import say, table
 
+_ALIKE = 0.1  # of the patches of either that both hold, from which concepts are listed as the same
 _IMAGES = typer.Option(metavar="FOLDER", help="Images both look at.", show_default="some of those of the first fit")
-_DEVICE = typer.Option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")
 
 
 def compare(
     one: Annotated[str, typer.Argument(metavar="A", help="Folder of a `pace fit`.")],
     other: Annotated[str, typer.Argument(metavar="B", help="Another one, of the same model or of a different one.")],
     images: Annotated[str | None, _IMAGES] = None,
-    device: Annotated[str, _DEVICE] = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> dict[str, Any]:
@@ -32,8 +32,11 @@ def compare(
     from pace.comparing import compare as matched
 
     found = matched(first, second, images)
-    rows = [[match.one_name, match.other_name, f"{100 * match.alike:.0f} %"] for match in found]
+    alike = [match for match in found if match.alike >= _ALIKE]
+    rows = [[match.one_name, match.other_name, f"{100 * match.alike:.0f} %"] for match in alike]
     table([one, other, "patches in common"], rows, words=(0, 1))
+    if len(alike) < len(found):
+        say(f"{len(found) - len(alike)} concepts of {one} have no counterpart with {100 * _ALIKE:.0f} % in common")
     mean = sum(match.alike for match in found) / len(found)
     say(f"{len(found)} pairs; on average {100 * mean:.0f} % of the patches that either holds are held by both")
     return {"matches": [match._asdict() for match in found], "mean": mean}

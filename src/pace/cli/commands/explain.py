@@ -80,7 +80,10 @@ def explain(
 
 def _open_pictures(paths: Sequence[str], skip_unreadable: bool) -> ImageSet:
     """Files in the order given, and the images in folders; each once."""
-    with busy("starting"):  # importing torch takes seconds
+    for text in paths:  # before torch is imported, which takes seconds
+        if not Path(text).expanduser().exists():
+            raise Problem(f"{text}: no such picture or folder")
+    with busy("starting"):
         from pace.images import Folder, ImageFiles
 
     files: list[str] = []
@@ -89,10 +92,8 @@ def _open_pictures(paths: Sequence[str], skip_unreadable: bool) -> ImageSet:
         if path.is_dir():
             folder = Folder(path)
             files += [str(folder.path(name)) for name in folder.names]
-        elif path.is_file():
-            files.append(str(path))
         else:
-            raise Problem(f"{text}: no such picture or folder")
+            files.append(str(path))
     return ImageFiles(Path(), list(dict.fromkeys(files)), on_error="skip" if skip_unreadable else "raise")
 
 

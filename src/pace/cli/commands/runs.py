@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pace.cli import options
-from pace.cli.errors import Problem
 from pace.cli.opening import evaluations_of
 from pace.cli.output import say, table
-from pace.cli.runs import RUNS, Run, all_runs, read_record
+from pace.cli.runs import RUNS, Run, all_runs
 
 _FOLDER = typer.Argument(help="The folder that holds the runs.")
 
@@ -26,12 +24,9 @@ def runs(
     Example:
       pace runs
     """
-    found = []
-    for file in folder.glob("*/run.json"):
-        with suppress(Problem):
-            found.append(Run(file.parent, read_record(file)))
-    scored = all_runs("evaluate", folder)
-    listed = [_line(run, scored) for run in sorted(found, key=lambda run: str(run.record["started"]))]
+    found = all_runs(folder=folder)
+    scored = [run for run in found if run.record["command"] == "evaluate"]
+    listed = [_line(run, scored) for run in found]
     if listed:
         table(list(listed[0]), [list(line.values()) for line in listed], words=range(5))
     else:
@@ -42,7 +37,12 @@ def runs(
 def _line(run: Run, scored: list[Run]) -> dict[str, str]:
     record, results = run.record, run.record["results"]
     of = [(record.get(part) or {}).get(key) for part, key in (("images", "images"), ("model", "name"))]
-    about = [Path(str(name)).name for name in of if name]
+    how = record["configuration"]
+    about = [Path(str(name)).name for name in [*(how.get("pictures") or [])[:1], *of] if name]
+    if len(how.get("pictures") or []) > 1:
+        about[0] += f" and {len(how['pictures']) - 1} more"
+    if how.get("fit_run"):
+        about.append(f"by {Path(how['fit_run']).name}")
     verdict = results.get("verdict", "")
     if record["command"] == "fit" and results:
         about.append(f"{results['concepts']} concepts")

@@ -20,6 +20,7 @@ from pace.places import matching_patches
 from pace.showing import summary
 from pace.showing.patches import Images, grid_of, mean_color
 from pace.showing.report.pictures import MIME, contact_sheet
+from pace.showing.report.plane import positions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,11 +164,20 @@ def _concepts(
             for k in range(len(shown))
         ],
         "order": order,
+        "map": _map(model.means_, use.used),
         "parts": _parts(explanation, use, order, [name.part for name in names_of_concepts]),
         "effective": float(np.exp(entropy(use.shares))),  # equally used concepts that would be as diverse as these
         "prefixWeight": float((attention[:, : observations.prefix_tokens].sum(1) / attention.sum(1)).mean()),
         **_classes(model, observations, explanation.theta, names, use.used),
     }
+
+
+def _map(means: Array, used: Array) -> list[list[float] | None]:
+    """Where every concept in use lies on the map, from 0 to 1 across."""
+    found: list[list[float] | None] = [None] * len(means)
+    for k, place in zip(np.flatnonzero(used), positions(means[used]).round(4).tolist(), strict=True):
+        found[k] = place
+    return found
 
 
 def _parts(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # Joined in this order into one module: inline modules cannot import each other.
 SCRIPTS = (
-    "data.js", "dom.js", "parts.js", "concepts.js", "picker.js", "images.js", "classes.js", "number.js", "trust.js",
-    "main.js",
+    "data.js", "dom.js", "shares.js", "parts.js", "concepts.js", "together.js", "map.js", "picker.js", "filters.js",
+    "beside.js", "images.js", "classes.js", "csv.js", "number.js", "trust.js", "main.js",
 )  # fmt: skip
 _LIMIT = 19_000_000  # bytes of the whole file; a report stays under 20 MB
 
@@ -46,6 +46,7 @@ def write_report(
     class_names: Sequence[str] | None = None,
     preprocessing: PreprocessingLike | None = None,
     title: str = "What the transformer sees",
+    first: int | None = None,
 ) -> Path:
     """Write a report that opens in any browser, from disk, without a network. The file appears whole or not at all.
 
@@ -69,6 +70,8 @@ def write_report(
         Names of the N classes the transformer predicts. By default those of the `ImageSet`, if there are N.
     preprocessing
         How an `ImageSet` was prepared for the model: ``backbone.preprocessing``.
+    first
+        The image that the page opens on, instead of all concepts.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -76,7 +79,7 @@ def write_report(
     names = names_of_classes(class_names, images, model.label_head_.shape[1])
     shown = _explained(model, observations, explanation)
     pictures = read_pictures(images, len(observations), preprocessing, "images")
-    data = {"title": title, **contents.learning(model), **contents.trust(scores)}
+    data = {"title": title, "first": first, **contents.learning(model), **contents.trust(scores)}
     data |= contents.of_images(model, images, observations, shown, names, pictures)
     data["without"] = list(without)
     if perturbed is not None:

@@ -29,11 +29,12 @@ function allClasses(query) {
   };
   const remember = settle(() => search.isConnected && replaceAddress(address("classes", null, { q: search.value })), 200);
   search.addEventListener("input", () => { filter(); remember(); });
+  search.addEventListener("keydown", (event) => event.key === "Enter" && cards.find((card) => !card.hidden)?.querySelector("a").click());
   filter();
   return h("div", { class: "page" },
     h("header", { class: "lead" }, h("h1", {}, "Classes"),
       note("A concept speaks for a class if the class's images contain much of it (θ) and the class is likelier where the concept is. Images belong to the class the transformer predicts, right or wrong.")),
-    h("div", { class: "filters inline" }, h("label", { for: "class-search" }, "Search"), search, count),
+    h("div", { class: "filters inline" }, h("label", { for: "class-search" }, "Search"), search, count, csvButton("classes", () => classRows(order.filter((n, index) => !cards[index].hidden)))),
     h("ul", { class: "cards", "aria-label": "Classes" }, cards));
 }
 
@@ -52,7 +53,8 @@ function oneClass(n) {
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Classes" }, h("a", { href: "#/classes" }, "All classes"),
       count > 0 && h("span", { class: "steps" }, h("a", { class: "button", href: address("images", data.original.predictions.findIndex(([[first]]) => first === n), { class: n }) }, `See its ${plural(count, "image")}`))),
-    h("header", { class: "lead" }, h("h1", { title: data.classNames[n] }, data.classes[n]),
+    h("header", { class: "lead" }, h("h1", {}, data.classes[n]),
+      data.classNames[n] !== data.classes[n] && h("p", { class: "facts" }, h("span", {}, "in the data ", h("b", {}, data.classNames[n]))),
       note(found.length ? "The concepts that speak most for this class, strongest first. " : "No concept in use speaks for this class. ",
         count === 0 ? "None of these images is predicted as this class, so the ranking uses all images." : "")),
     found.map(([k, strength, images], index) => h("section", { class: "card voice", "aria-labelledby": `voice-${k}` },

@@ -10,8 +10,9 @@ const stayedEmpty = `${emptyCount} of ${plural(CONCEPTS, "concept")} stayed empt
 
 const conceptsView = {
   title: "Concepts",
-  render(item) {
+  render(item, query) {
     const k = Number(item);
+    if (item === "map" && usedConcepts.length) return mapView(query);
     if (item === null || !(k in data.concepts)) return gallery();
     return data.order.includes(k) ? oneConcept(k) : emptyConcept(k);
   },
@@ -26,11 +27,12 @@ function gallery() {
     PARTS ? h("header", { class: "lead" },
       h("h1", {}, plural(usedParts.length, "part"), " of ", plural(usedConcepts.length, "kind"), " in ", plural(IMAGES, "image")),
       note("An image is made of parts, and in an image every part has one kind; a concept is a kind of a part. Each card shows a kind's most typical patches, framed within their surroundings, each from a different image. ",
-        "Percentages are shares of all images; patches that get more attention from the transformer count more.")) : h("header", { class: "lead" },
+        "Percentages are shares of all images. ", countedHow())) : h("header", { class: "lead" },
       h("h1", {}, plural(usedConcepts.length, "concept"), " in ", plural(IMAGES, "image")),
       note("A concept is a kind of patch that the transformer treats alike. Each card shows a concept's most typical patches, framed within their surroundings, each from a different image. ",
-        "The percentage is the concept's share of all images; patches that get more attention from the transformer count more.")),
-    PARTS ? usedParts.map(partGallery) : h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, usedConcepts.map((k) => conceptCard(k, "h2"))),
+        "The percentage is the concept's share of all images. ", countedHow())),
+    h("div", { class: "headline" }, galleryOrMap("gallery"), h("div", { class: "tools" }, sharesSwitch(show), csvButton("concepts", () => conceptRows(byShare(usedConcepts))))),
+    PARTS ? byShare(usedParts, partShareOf).map(partGallery) : h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, byShare(usedConcepts).map((k) => conceptCard(k, "h2"))),
     unusedConcepts.length > 0 && h("details", { class: "fold" },
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
       note("Each of these holds less than one patch of these images. The patches below are just the nearest ones."),
@@ -39,10 +41,9 @@ function gallery() {
 }
 
 function partGallery(p) {
-  const { share, kinds } = data.parts[p];
-  const used = kinds.filter((k) => data.concepts[k].used);
+  const used = byShare(data.parts[p].kinds.filter((k) => data.concepts[k].used));
   return h("section", { class: "part", "aria-labelledby": `part-${p}` },
-    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(share)} · ${plural(used.length, "kind")}`)),
+    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(partShareOf(p))} · ${plural(used.length, "kind")}`)),
     h("ul", { class: "cards", "aria-label": `Kinds of part ${data.parts[p].letter}, most used first` }, used.map((k) => conceptCard(k, "h3", capital(kindName(k))))));
 }
 
@@ -53,20 +54,20 @@ function emptyConcept(k) {
 }
 
 function oneConcept(k) {
-  const { share, near, neighbours, used, part } = data.concepts[k];
+  const { near, neighbours, used, part } = data.concepts[k];
   const siblings = part === null ? [] : data.parts[part].kinds.filter((other) => other !== k && data.concepts[other].used);
-  const position = data.order.indexOf(k);
+  const order = byShare(data.order), position = order.indexOf(k);
   const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
   const images = imagesWith(k);
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Concepts" },
       h("a", { href: "#/concepts" }, "All concepts"),
-      h("span", { class: "steps" }, step(data.order[position - 1], "← More used"), step(data.order[position + 1], "Less used →"))),
+      h("span", { class: "steps" }, step(order[position - 1], "← More used"), step(order[position + 1], "Less used →"))),
     h("header", { class: "lead" },
       h("h1", {}, conceptName(k)),
       h("p", { class: "facts" },
-        h("span", {}, h("b", {}, percent(share)), " of these images"),
-        used && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`)),
+        h("span", {}, h("b", {}, percent(shareOf(k))), " of these images"),
+        used && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`), sharesSwitch(show)),
       !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are just the nearest ones.")),
     h("section", { "aria-labelledby": "near" },
       h("h2", { id: "near" }, "Most typical patches"),
@@ -78,23 +79,25 @@ function oneConcept(k) {
       evidenceList(k)),
     images.length > 0 && h("section", { "aria-labelledby": "images" },
       h("h2", { id: "images" }, "Images with most of it"),
-      note("The bright patches belong to the concept; the percentage is its share of the image (θ)."),
+      note("The bright patches belong to the concept; the percentage is its share of the image", !byArea && " (θ)", "."),
       h("div", { class: "samples wide" }, images.slice(0, MOST).map((m) => imageCard(m, k))),
       images.length > MOST && h("a", { class: "button", href: link.image(images[0], { overlay: k, concept: k }) }, `See all ${plural(images.length, "image")}`)),
+    images.length > 0 && histogram(k),
+    togetherList(k),
     siblings.length > 0 && h("section", { "aria-labelledby": "siblings" },
       h("h2", { id: "siblings" }, `Other kinds of part ${data.parts[part].letter}`),
       note("What the same part looks like in other images."),
       h("ul", { class: "cards" }, siblings.map((other) => conceptCard(other)))),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },
       h("h2", { id: "neighbours" }, "Neighbours"),
-      note("The concepts in use with the nearest means. Two that look the same may be one concept split in two."),
+      note("The concepts in use with the nearest means. Two that look the same may be one concept split in two. ", used && h("a", { href: address("concepts", "map", { concept: k }) }, "See it on the map"), used && "."),
       h("ul", { class: "cards" }, neighbours.map((other) => conceptCard(other)))));
 }
 
 function imageCard(m, k) {
   return h("a", { class: "sample image", href: link.image(m, { patch: bestPatch(m, k), overlay: k }) },
     highlighted(m, k),
-    h("span", { class: "caption" }, h("span", { class: "clip" }, data.names[m]), h("b", {}, percent(original.theta(m, k)))));
+    h("span", { class: "caption" }, h("span", { class: "clip" }, data.names[m]), h("b", {}, percent(shareIn(original, m, k)))));
 }
 
 function evidenceList(k) {

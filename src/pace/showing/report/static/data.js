@@ -58,7 +58,7 @@ class View {
     return found;
   }
   patch(m, patch) { return this.mixture(m, data.prefix + patch); }
-  leading(m, patch) { return this.patch(m, patch)[0][0]; }
+  leading(m, patch) { return this._concept[(m * TOKENS + data.prefix + patch) * this.kept]; }
   /** The share of the image's weight that a token has. */
   weight(m, token) { return this._weight[m * TOKENS + token] / 65535; }
   /** φ of one concept over the patches of an image. */
@@ -74,10 +74,6 @@ class View {
   partMap(m, p) {
     const maps = data.parts[p].kinds.map((k) => this.map(m, k));
     return Float32Array.from({ length: PATCHES }, (_, patch) => maps.reduce((sum, map) => sum + map[patch], 0));
-  }
-  /** Concepts of an image, the largest share first. */
-  ranked(m) {
-    return Array.from({ length: CONCEPTS }, (_, k) => k).sort((a, b) => this.theta(m, b) - this.theta(m, a) || a - b);
   }
   picture(m) { return `data:${data.picture.type};base64,${pictures[this.firstPicture + m]}`; }
 }

@@ -6,7 +6,7 @@ const SURE = 0.95; // a part whose kind is less likely says so
 const imagesView = {
   title: "Images",
   canFollow: places !== null && hasPerturbedPictures,
-  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, q: "" },
+  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, min: 1, fault: null, beside: null, q: "" },
 
   render(item, query) {
     if (!this.element) this.build();
@@ -32,13 +32,18 @@ const imagesView = {
       overlay: overlay === "all" || (overlay === "kept" && this.canFollow) || partOfOverlay(overlay) !== null ? overlay : whole(overlay, CONCEPTS),
       class: whole(query.get("class"), CLASSES),
       concept: whole(query.get("concept"), CONCEPTS),
+      min: whole(query.get("min"), 101) || 1,
+      fault: FAULTS.has(query.get("fault")) ? query.get("fault") : null,
+      beside: whole(query.get("beside"), IMAGES),
       q: query.get("q") ?? "",
     };
   },
 
   address() {
-    const { image, patch, on, overlay, class: n, concept, q } = this.state;
-    return address("images", image, { patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, q });
+    const { image, patch, on, overlay, class: n, concept, min, fault, beside: other, q } = this.state;
+    return address("images", image, {
+      patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, min: concept !== null && min > 1 ? min : null, fault, beside: other, q,
+    });
   },
 
   /** Arrow keys held down would flood the history, so the address is updated when they are released. */
@@ -62,10 +67,12 @@ const imagesView = {
     this.followed = h("p", { class: "note" });
     this.legend = h("p", { class: "note" });
     this.detail = h("div", { class: "detail" });
+    this.other = h("div", {});
     this.element = h("div", { class: "page images" },
       this.buildBrowser(),
       h("div", { class: "work" },
         h("header", { class: "lead" }, h("div", { class: "headline" }, this.heading, this.buildSteps()), this.subtitle),
+        this.other,
         h("div", { class: "columns" },
           h("div", { class: "look" },
             h("div", { class: `pickers${hasPerturbedPictures ? " two" : ""}` }, this.pickers.map((picker) => picker.element)),
@@ -81,27 +88,11 @@ const imagesView = {
     this.items = data.names.map((name, m) => h("li", {}, h("button", {
       type: "button", tabindex: "-1", title: name, "aria-label": describeImage(m), onclick: () => this.choose(m),
     }, thumbnail(m))));
-    this.search = h("input", {
-      type: "search", id: "image-search", placeholder: "Name or class", autocomplete: "off", spellcheck: "false",
-      oninput: () => { this.set({ q: this.search.value }); this.filter(); },
-    });
-    const choice = (name, every, options) => {
-      const select = h("select", { id: `image-${name}`, onchange: () => {
-        this.set({ [name]: select.value === "" ? null : Number(select.value) });
-        this.filter();
-      } }, h("option", { value: "" }, every), options.map(([value, text, count]) => h("option", { value: String(value) }, `${text} (${count})`)));
-      return select;
-    };
-    this.chosenClass = CLASSES > 0 && original.predictions && choice("class", "Any class", predictedClasses().map(([n, count]) => [n, data.classes[n], count]));
-    this.chosenConcept = choice("concept", "Any concept", data.order.map((k) => [k, conceptName(k), imagesWith(k).length]));
+    this.filters = filterControls((change) => this.narrow(change));
     this.count = h("p", { class: "quiet", role: "status" });
     this.list = h("ul", { class: "browser-list", "aria-label": "Images; move with the arrow keys", onkeydown: (event) => this.walkList(event) }, this.items);
     return h("aside", { class: "browser", "aria-label": "Choose an image" },
-      h("div", { class: "filters" },
-        h("label", { for: "image-search" }, "Search"), this.search,
-        this.chosenClass && [h("label", { for: "image-class" }, "Predicted as"), this.chosenClass],
-        h("label", { for: "image-concept" }, "Contains"), this.chosenConcept),
-      this.count, this.list);
+      this.filters.element, h("div", { class: "headline" }, this.count, csvButton("images", () => imageRows(this.matching))), this.list);
   },
 
   buildSteps() {
@@ -109,23 +100,27 @@ const imagesView = {
       const at = this.matching.indexOf(this.state.image);
       if (this.matching.length) this.choose(this.matching[(at + by + this.matching.length) % this.matching.length]);
     } }, text);
-    return h("span", { class: "steps" }, step(-1, "←", "Previous image"), step(1, "→", "Next image"));
+    return h("span", { class: "steps" }, step(-1, "←", "Previous image"), step(1, "→", "Next image"),
+      h("button", { type: "button", class: "button", onclick: () => { this.set({ beside: this.state.image }); this.showBeside(); } }, "Set beside another"));
   },
 
   // -- the list --------------------------------------------------------------------------------------------------
 
+  /** Choose which images are listed, and go to the first of them if the present one is not. */
+  narrow(change) {
+    this.set(change);
+    this.filter();
+    if (this.matching.length && !this.matching.includes(this.state.image)) this.choose(this.matching[0]);
+  },
+
   filter() {
-    const { q, class: n, concept: k } = this.state;
-    const words = q.toLowerCase().split(/\s+/).filter(Boolean);
-    this.matching = [];
-    this.items.forEach((item, m) => {
-      const fits = (n === null || predictedClass(m) === n) && (k === null || original.theta(m, k) >= HELD) && words.every((word) => searchText(m).includes(word));
-      item.hidden = !fits;
-      if (fits) this.matching.push(m);
-    });
-    if (this.search.value !== q) this.search.value = q;
-    if (this.chosenClass) this.chosenClass.value = n === null ? "" : String(n);
-    this.chosenConcept.value = k === null ? "" : String(k);
+    this.matching = listed(this.state);
+    const shown = new Set(this.matching);
+    this.items.forEach((item, m) => { item.hidden = !shown.has(m); });
+    const order = this.matching.join();
+    if (order !== this.order) this.list.append(...this.matching.map((m) => this.items[m]));
+    this.order = order;
+    this.filters.show(this.state);
     this.count.textContent = this.matching.length === IMAGES ? plural(IMAGES, "image") : `${this.matching.length} of ${plural(IMAGES, "image")}`;
     this.markItem();
   },
@@ -179,13 +174,20 @@ const imagesView = {
     this.subtitle.replaceChildren(...[
       data.labels && h("span", {}, "labelled ", h("b", {}, data.labels[m])),
       original.predictions && h("span", {}, "predicted ", h("b", {}, data.classes[predictedClass(m)] ?? `class ${predictedClass(m)}`)),
-    ].filter(Boolean));
+          faultsOf(m),
+    ].flat().filter(Boolean));
     this.pickers.forEach((picker) => picker.show(m));
     this.followed.replaceChildren(...keptNote(m));
     this.showAll = false;
     this.showOverlay();
     this.showPatch();
+    this.showBeside();
     document.title = `${data.names[m]} · ${data.title}`;
+  },
+
+  showBeside() {
+    const { beside: first, image } = this.state;
+    this.other.replaceChildren(...(first === null ? [] : [beside(first, image, () => { this.set({ beside: null }); this.showBeside(); })]));
   },
 
   showOverlay() {
@@ -248,7 +250,7 @@ const imagesView = {
     const m = this.state.image;
     this.shown = `${view.name} ${patch}`;
     if (patch === null) {
-      const k = original.ranked(m)[0];
+      const k = ranked(m)[0];
       this.panel.replaceChildren(h("h2", {}, "No patch selected"),
         h("p", { class: "quiet" }, `The largest concept of this image is ${conceptName(k)}:`), galleryStrip(k));
       return;
@@ -278,25 +280,23 @@ const imagesView = {
 
   mixture(m) {
     // Concepts that only the perturbed image shows are listed as well.
-    const larger = (k) => Math.max(original.theta(m, k), perturbed ? perturbed.theta(m, k) : 0);
-    const ranked = original.ranked(m);
-    const used = ranked.filter((k) => larger(k) > 0.002);
+    const larger = (k) => Math.max(shareIn(original, m, k), perturbed ? shareIn(perturbed, m, k) : 0);
+    const used = ranked(m).filter((k) => larger(k) > 0.002);
     const largest = new Set([...used].sort((a, b) => larger(b) - larger(a)).slice(0, this.showAll ? CONCEPTS : TOP));
     const rows = used.filter((k) => largest.has(k));
-    const reach = Math.max(...rows.map((k) => Math.max(original.high(m, k), perturbed ? perturbed.high(m, k) : 0)));
+    const reach = Math.max(...rows.map((k) => (byArea ? larger(k) : Math.max(original.high(m, k), perturbed ? perturbed.high(m, k) : 0))));
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
-      note(`Share of each concept (θ); patches that get more attention count more. The thin line is the ${LEVEL} credible interval`,
-        perturbed ? "; the striped bar is the perturbed image" : "",
-        ". Click a concept's picture to highlight it in the image."),
+      sharesSwitch(() => { this.remember(); this.filter(); this.showDetail(); this.showBeside(); }),
+      note(countedHow(), shareNote(), " Click a concept's picture to highlight it in the image."),
       h("ul", { class: "rows theta" }, rows.map((k) => {
         const isOn = this.state.overlay === k;
         return h("li", {},
           h("button", { type: "button", class: "toggle", "data-toggle": String(k), "aria-pressed": String(isOn), "aria-label": `Highlight ${conceptName(k)} in the image`, onclick: () => this.toggle(k) }, face(k, true)),
           h("span", { class: "who" }, this.colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: this.colours.get(k) } }),
             h("a", { href: link.concept(k) }, conceptName(k))),
-          h("small", {}, interval(original, m, k), perturbed && ` · perturbed ${percent(perturbed.theta(m, k), 0)}`),
-          h("span", { class: "figure" }, percent(original.theta(m, k), 0)),
+          h("small", {}, interval(original, m, k), perturbed && `${byArea ? "" : " · "}perturbed ${percent(shareIn(perturbed, m, k), 0)}`),
+          h("span", { class: "figure" }, percent(shareIn(original, m, k), 0)),
           h("span", { class: "bars", "aria-hidden": "true" }, intervalBar(original, m, k, reach), perturbed && intervalBar(perturbed, m, k, reach)));
       })),
       used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
@@ -305,15 +305,14 @@ const imagesView = {
   },
 
   partMixture(m) {
-    const larger = (p) => Math.max(original.part(m, p), perturbed ? perturbed.part(m, p) : 0);
-    const used = Array.from({ length: PARTS }, (_, p) => p).filter((p) => larger(p) >= HELD).sort((a, b) => original.part(m, b) - original.part(m, a));
+    const larger = (p) => Math.max(partShareIn(original, m, p), perturbed ? partShareIn(perturbed, m, p) : 0);
+    const used = Array.from({ length: PARTS }, (_, p) => p).filter((p) => larger(p) >= HELD).sort((a, b) => partShareIn(original, m, b) - partShareIn(original, m, a));
     const rows = this.showAll ? used : used.slice(0, TOP);
-    const reach = Math.max(...rows.map((p) => Math.max(original.partHigh(m, p), perturbed ? perturbed.partHigh(m, p) : 0)));
+    const reach = Math.max(...rows.map((p) => (byArea ? larger(p) : Math.max(original.partHigh(m, p), perturbed ? perturbed.partHigh(m, p) : 0))));
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
-      note(`Its parts, largest first, each with its kind and patches typical of that kind. The share (θ) counts patches by attention; the thin line is its ${LEVEL} credible interval`,
-        perturbed ? "; the striped bar is the perturbed image" : "",
-        ". Point at a part to see where it is, or click its picture to keep it highlighted."),
+      sharesSwitch(() => { this.remember(); this.filter(); this.showDetail(); this.showBeside(); }),
+      note("Its parts, largest first, each with its kind and patches typical of that kind. ", countedHow(), shareNote(), " Point at a part to see where it is, or click its picture to keep it highlighted."),
       h("ul", { class: "rows theta" }, rows.map((p) => this.partRow(m, p, reach))),
       used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
       data.prefix > 0 && prefixNote(m),
@@ -329,8 +328,8 @@ const imagesView = {
       h("button", { type: "button", class: "toggle", "data-toggle": what, "aria-pressed": String(this.state.overlay === what), "aria-label": `Highlight ${overlayName(what)} in the image`, onclick: () => this.toggle(what) }, face(k, true)),
       h("span", { class: "who" }, this.colours.has(k) && h("span", { class: "swatch", "aria-hidden": "true", style: { background: this.colours.get(k) } }),
         h("a", { href: link.concept(k) }, conceptName(k)), certainty < SURE && h("span", { class: "quiet" }, `(${percent(certainty, 0)} sure)`)),
-      h("small", {}, partInterval(original, m, p), perturbed && ` · perturbed ${percent(perturbed.part(m, p), 0)}${moved}`),
-      h("span", { class: "figure" }, percent(original.part(m, p), 0)),
+      h("small", {}, partInterval(original, m, p), perturbed && `${byArea ? "" : " · "}perturbed ${percent(partShareIn(perturbed, m, p), 0)}${moved}`),
+      h("span", { class: "figure" }, percent(partShareIn(original, m, p), 0)),
       h("span", { class: "bars", "aria-hidden": "true" }, partBar(original, m, p, reach), perturbed && partBar(perturbed, m, p, reach)),
       strip(k));
   },
@@ -366,19 +365,21 @@ const imagesView = {
 
 const overlayName = (overlay) => (typeof overlay === "number" ? conceptName(overlay) : partName(partOfOverlay(overlay)));
 
+/** Of θ the interval is known, of areas not. */
 function barWithInterval(name, share, low, high, reach) {
   const at = (value) => `${(100 * value) / reach}%`;
   return h("span", { class: `bar ${name}` },
     h("span", { style: { width: at(share) } }),
-    h("i", { style: { left: at(low), width: at(high - low) } }));
+    !byArea && h("i", { style: { left: at(low), width: at(high - low) } }));
 }
 
-const intervalBar = (view, m, k, reach) => barWithInterval(view.name, view.theta(m, k), view.low(m, k), view.high(m, k), reach);
-const partBar = (view, m, p, reach) => barWithInterval(view.name, view.part(m, p), view.partLow(m, p), view.partHigh(m, p), reach);
+const intervalBar = (view, m, k, reach) => barWithInterval(view.name, shareIn(view, m, k), view.low(m, k), view.high(m, k), reach);
+const partBar = (view, m, p, reach) => barWithInterval(view.name, partShareIn(view, m, p), view.partLow(m, p), view.partHigh(m, p), reach);
+const shareNote = () => [!byArea && ` The thin line is the ${LEVEL} credible interval of θ.`, perturbed && " The striped bar is the perturbed image."];
 
 const range = (low, high) => `${(100 * low).toFixed(0)} to ${percent(high, 0)}`;
-const interval = (view, m, k) => range(view.low(m, k), view.high(m, k));
-const partInterval = (view, m, p) => range(view.partLow(m, p), view.partHigh(m, p));
+const interval = (view, m, k) => !byArea && range(view.low(m, k), view.high(m, k));
+const partInterval = (view, m, p) => !byArea && range(view.partLow(m, p), view.partHigh(m, p));
 
 function prefixNote(m) {
   const mixture = original.mixture(m, 0);

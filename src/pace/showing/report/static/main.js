@@ -29,6 +29,8 @@ function replaceAddress(hash) {
 function show() {
   if (current) scrolls.set(current.hash, scrollY);
   const { name, item, query } = parse();
+  if (query.has("by")) byArea = query.get("by") === "area";
+  else if (byArea) replaceAddress(address(name, item, Object.fromEntries(query)));
   const view = views[name];
   document.title = `${view.title} · ${data.title}`;
   const element = view.render(item, query);
@@ -72,4 +74,5 @@ if (data.warnings.length) { // in every view: whoever skips Trust would believe 
     h("span", { class: "badge", "aria-hidden": "true" }, String(data.warnings.length)), h("span", { class: "unseen" }, `, ${plural(data.warnings.length, "warning")}`));
 }
 addEventListener("hashchange", show);
+if (!location.hash && data.first !== null) history.replaceState(null, "", link.image(data.first));
 show();

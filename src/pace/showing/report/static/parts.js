@@ -15,7 +15,7 @@ const link = {
 };
 
 function address(view, item, options = {}) {
-  const given = Object.entries(options).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries({ ...options, by: byArea ? "area" : null }).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = new URLSearchParams(given.map(([key, value]) => [key, String(value)])).toString();
   return `#/${view}${item === null || item === undefined ? "" : `/${item}`}${query ? `?${query}` : ""}`;
 }
@@ -122,10 +122,10 @@ function highlighted(m, k) {
 
 const HELD = 0.01; // share below which an image does not show a concept; contents.py has the same
 
-/** The images that contain a concept, those with most of it first. */
-function imagesWith(k) {
-  return Array.from({ length: IMAGES }, (_, m) => m).filter((m) => original.theta(m, k) >= HELD)
-    .sort((a, b) => original.theta(b, k) - original.theta(a, k));
+/** The images that contain a concept, or so much of it, those with most of it first. */
+function imagesWith(k, least = HELD) {
+  return Array.from({ length: IMAGES }, (_, m) => m).filter((m) => shareIn(original, m, k) >= least)
+    .sort((a, b) => shareIn(original, b, k) - shareIn(original, a, k));
 }
 
 function classChip(n) {
@@ -160,7 +160,7 @@ function tiles(near) {
 }
 
 function conceptCard(k, level = "h3", name = conceptName(k)) {
-  const { share, near } = data.concepts[k];
+  const { near } = data.concepts[k], share = shareOf(k);
   const classes = classesOf(k).filter(([, value]) => value > 0).slice(0, 3);
   return h("li", { class: "card concept" },
     h(level, {}, h("a", { class: "cover", href: link.concept(k), "aria-label": name === conceptName(k) ? null : conceptName(k) }, name), h("span", { class: "figure" }, percent(share))),
