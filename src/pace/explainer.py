@@ -56,8 +56,8 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         K, the number of concepts; "auto" finds it (docs/number-of-concepts.md) and leaves `selection_`.
     parts : int, "auto" or None
         P, the number of parts: an image is a mixture of parts, in an image every part has one kind, and a concept is a kind
-        of a part (docs/parts.md). "auto" is √K parts, from 12 concepts up and if parts differ between images; else, and
-        with None, concepts are the paper's, which are no kinds.
+        of a part (docs/parts.md). "auto" is 8 parts, or K / 3 if that is fewer, from 12 concepts up and if parts differ between
+        images; else, and with None, concepts are the paper's, which are no kinds.
     max_concepts : int
         Upper limit for "auto"; a fit that reaches it warns.
     covariance : {"full", "diag", "tied", "low_rank"}

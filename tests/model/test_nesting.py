@@ -45,7 +45,7 @@ def birds(images=60, seed=0, view=0, noise=0.3):
 
 def begun(family, seen, n_concepts=PARTS * KINDS):
     alpha = torch.full((PARTS,), 0.1, dtype=torch.float64)
-    concepts, covariance = nested_start(seen, None, PARTS, n_concepts, alpha, family, 2, 2, EXACT, 0)
+    concepts, covariance = nested_start(seen, None, PARTS, n_concepts, alpha, family, 2, EXACT, 0)
     return concepts, Prior(covariance, 5.0)
 
 
@@ -96,7 +96,8 @@ def test_with_one_kind_for_every_part_it_is_the_papers_model():
     alpha, zero = torch.full((k,), 0.3, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64)
     heads = torch.zeros(k, KINDS, dtype=torch.float64), one
     plain = Concepts(flat, zero, alpha, *heads)
-    nested = replace(plain, nest=Nest(torch.arange(k), flat, whole, whole, one, flat.means))
+    patches = torch.tensor(float(seen.n_tokens), dtype=torch.float64)
+    nested = replace(plain, nest=Nest(torch.arange(k), flat, whole, whole, one, flat.means, patches))
     # The model of parts sees patches beside their image, so the flat one is shown the same.
     share = batch.attention / batch.attention.sum(1, keepdim=True)
     beside = batch._replace(embeddings=batch.embeddings - torch.einsum("mj,mjd->md", share, batch.embeddings)[:, None])

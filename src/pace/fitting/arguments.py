@@ -21,7 +21,9 @@ RANK = 16  # directions of a "low_rank" covariance: a round number, not tuned
 
 _TOL = 1e-4  # nats per patch and epoch: EM stops when the bound rises by less
 _REFINING_STEPS = 1000  # unless told otherwise
-_MOST_PARTS = 8  # by themselves: more cut up what attention looks at and agree no better with true parts
+_PARTS = (
+    8  # if there are enough concepts: fewer make one of the whole object, with more their shares move with every crop
+)
 _KIND_STEPS, _SOME_IMAGES = 600, 100  # likewise for kinds of parts; fewer images are not refined
 _MANY_IMAGES = 1000  # before it refines or prunes by itself: few would be overfitted, and show few concepts
 _FEWEST_NESTED = 12  # concepts; fewer leave no room for kinds
@@ -148,9 +150,7 @@ def parts_of(model: PACE, n_concepts: int, n_images: int) -> int | None:
         return None
     if isinstance(model.parts, str):
         possible = model.updates == "exact" and not np.ndim(model.alpha)
-        return (
-            min(_MOST_PARTS, round(n_concepts**0.5)) if possible and _FEWEST_NESTED <= n_concepts <= n_images else None
-        )
+        return min(_PARTS, n_concepts // 3) if possible and _FEWEST_NESTED <= n_concepts <= n_images else None
     if model.parts >= n_concepts:
         return None
     if n_concepts > n_images:

@@ -98,7 +98,7 @@ def _nested(
     say("finding parts")
     alpha = alpha_of(model, n_parts, observations, settings)
     least = 0.0 if model.parts != "auto" else LEAST_KIND_EFFECT
-    shape = n_parts, n_concepts, alpha, model.covariance, RANK, model.n_init
+    shape = n_parts, n_concepts, alpha, model.covariance, RANK
     found = nested_start(observations, perturbed, *shape, settings, model.seed, least)
     if found is None:
         return None

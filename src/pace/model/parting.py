@@ -26,7 +26,10 @@ from pace.places import matching_patches
 
 _IMAGES = 2000  # on which all of this is done
 _TELL_PARTS, _TELL_KINDS = 32, 64  # directions
-_VIEW_FLOOR = 0.1  # of the variance itself, counted as if a view changed it: no direction is told by rounding
+# Shares of the mean variance that count as if a view changed every direction by as much. Parts are told nearly as patches lie,
+# less what views change most; kinds nearly by what views leave alone.
+_PARTS_FLOOR, _KINDS_FLOOR = 1.0, 0.03
+_STARTS = 10  # of k-means for the parts: it likes to split a large one and to merge two small ones
 _EPOCHS = 12  # of EM for the parts alone
 _LLOYD = 10  # rounds for the kinds
 _LEAST_SPREAD = 1e-3  # of the variance that a change of view makes
@@ -40,6 +43,7 @@ class Moments(NamedTuple):
     total: Tensor
     view: Tensor  # half of that of the difference between two views of one place
     offset: Tensor  # (d,) mean embedding
+    patches: float  # that attention is spread over, in the average image
 
 
 def nested_start(
@@ -50,7 +54,6 @@ def nested_start(
     alpha: Tensor,
     family: str,
     rank: int,
-    starts: int,
     settings: Settings,
     seed: int,
     least: float = LEAST_KIND_EFFECT,
@@ -63,12 +66,12 @@ def nested_start(
     rows = np.sort(rng.choice(len(observations), min(_IMAGES, len(observations)), replace=False))
     views = [view[rows] for view in (observations, perturbed) if view is not None]
     moments = _moments(views[0], views[1] if len(views) == 2 else None, settings)
-    to_parts = _telling(moments.within, moments.view, _TELL_PARTS).to(settings.dtype)
-    u, count = _part_features(views[0], to_parts, settings)
-    parts, alpha, parts_prior = _learn_parts(u, count, n_parts, alpha, family, rank, starts, settings, rng)
+    to_parts = _telling(moments.within, moments.view, _TELL_PARTS, _PARTS_FLOOR).to(settings.dtype)
+    u, count = _part_features(views[0], to_parts, moments.patches, settings)
+    parts, alpha, parts_prior = _learn_parts(u, count, n_parts, alpha, family, rank, settings, rng)
 
     offset = moments.offset.to(settings.dtype)
-    pooled = [_pool(view, parts, alpha, to_parts, offset, settings) for view in views]
+    pooled = [_pool(view, parts, alpha, to_parts, moments, settings) for view in views]
     size, means = pooled[0]  # (M, P), (M, P, d)
     weight = size / size.sum()
     middle = (means * weight[:, :, None]).sum(0) / weight.sum(0)[:, None].clamp_min(1e-30)
@@ -81,7 +84,7 @@ def nested_start(
     if len(pooled) == 2:
         both = torch.minimum(size, pooled[1][0])
         moved = _outer(means - pooled[1][1], both / both.sum()) / 2
-    to_kinds = _telling(between, moved, _TELL_KINDS).to(settings.dtype)
+    to_kinds = _telling(between, moved, _TELL_KINDS, _KINDS_FLOOR).to(settings.dtype)
     part_of, kind_means, spread = _kinds(means @ to_kinds, size, n_concepts, seed)
     kinds_prior = spread * torch.eye(to_kinds.shape[1], dtype=torch.float64, device=settings.device)
     sizes = torch.bincount(part_of, minlength=n_parts).double()
@@ -92,6 +95,7 @@ def nested_start(
         to_kinds=to_kinds,
         kind_shares=1 / sizes[part_of],
         means=means.new_zeros(n_concepts, observations.dim),
+        patches=torch.tensor(moments.patches, dtype=torch.float64, device=settings.device),
     )
     concepts = Concepts(
         gaussians=FAMILIES[family].seed(kind_means.contiguous(), kinds_prior, rank),
@@ -104,28 +108,28 @@ def nested_start(
     return concepts, torch.block_diag(parts_prior, kinds_prior)  # type: ignore[no-untyped-call]
 
 
-def _part_features(view: Observations, to_parts: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """u (M, J, r) and the tokens' weights (M, J)."""
+def _part_features(view: Observations, to_parts: Tensor, patches: float, settings: Settings) -> tuple[Tensor, Tensor]:
+    """u (M, J, r) and what the tokens count (M, J)."""
     features, counts = [], []
     for _, batch in view.batches(32, settings.device, settings.dtype):
         share = batch.attention / batch.attention.sum(1, keepdim=True)
         features.append((batch.embeddings - torch.bmm(share[:, None], batch.embeddings)) @ to_parts)
-        counts.append(Weights.of(batch.attention, "exact").count)
+        counts.append(share * patches)
     return torch.cat(features), torch.cat(counts)
 
 
 def _pool(
-    view: Observations, parts: Gaussians, alpha: Tensor, to_parts: Tensor, offset: Tensor, settings: Settings
+    view: Observations, parts: Gaussians, alpha: Tensor, to_parts: Tensor, moments: Moments, settings: Settings
 ) -> tuple[Tensor, Tensor]:
     """How many patches an image has of every part (M, P), and their mean embedding (M, P, d)."""
-    u, count = _part_features(view, to_parts, settings)
-    both = Weights.of(count, "exact")
+    u, count = _part_features(view, to_parts, moments.patches, settings)
+    both = Weights(count, count, None)
     distances = parts.mahalanobis(u.flatten(0, 1)).view(*count.shape, -1)
     start = u.new_full((len(u), len(alpha)), u.shape[1] / len(alpha), dtype=torch.float64)
     evidence = both.log_likelihood(distances, parts.log_det, u.shape[2])
     phi = infer(evidence, both, alpha, (start, start / u.shape[1])).phi
     held = phi * count[:, :, None]
-    size, sums = held.sum(1), []
+    size, sums, offset = held.sum(1), [], moments.offset.to(settings.dtype)
     for rows, batch in view.batches(32, settings.device, settings.dtype):
         sums.append(torch.bmm(held[rows].mT, batch.embeddings - offset))
     return size, torch.cat(sums) / size[:, :, None].clamp_min(1e-9)
@@ -134,12 +138,14 @@ def _pool(
 def _moments(seen: Observations, pair: Observations | None, settings: Settings) -> Moments:
     dim, prefix = seen.dim, seen.prefix_tokens
     within, second, view = (torch.zeros(dim, dim, dtype=torch.float64, device=settings.device) for _ in range(3))
-    first, compared = torch.zeros(dim, dtype=torch.float64, device=settings.device), 0.0
+    first, spread = torch.zeros(dim, dtype=torch.float64, device=settings.device), 0.0
+    compared = 0.0
     matches = None
     if pair is not None and pair.crops is not None and seen.grid is not None:
         matches = matching_patches(pair.crops[:], seen.grid)
     for rows, batch in seen.batches(32, settings.device, settings.dtype):
         share = batch.attention / batch.attention.sum(1, keepdim=True)
+        spread += float((1 / share.square().sum(1)).sum())
         centre = torch.bmm(share[:, None], batch.embeddings)
         first += centre.sum((0, 1)).double()
         within += _outer(batch.embeddings - centre, share)
@@ -159,7 +165,8 @@ def _moments(seen: Observations, pair: Observations | None, settings: Settings) 
             compared += float(weight.sum())
     mean = first / len(seen)
     total = second / len(seen) - mean[:, None] * mean
-    return Moments(within / len(seen), total, view / compared if compared else torch.zeros_like(view), mean)
+    moved = view / compared if compared else torch.zeros_like(view)
+    return Moments(within / len(seen), total, moved, mean, spread / len(seen))
 
 
 def _outer(x: Tensor, weights: Tensor) -> Tensor:
@@ -168,10 +175,10 @@ def _outer(x: Tensor, weights: Tensor) -> Tensor:
     return ((flat * weights.reshape(-1, 1)).T @ flat).double()
 
 
-def _telling(variation: Tensor, view: Tensor, most: int) -> Tensor:
+def _telling(variation: Tensor, view: Tensor, most: int, floor: float) -> Tensor:
     """The directions (d, r) in which variation is largest against the view's, scaled so that the latter is 1."""
-    floor = 1e-3 * variation.trace() / len(variation) * torch.eye(len(view), dtype=view.dtype, device=view.device)
-    lower = torch.linalg.cholesky(view + _VIEW_FLOOR * variation + floor)
+    everywhere = torch.eye(len(view), dtype=view.dtype, device=view.device) * (variation.trace() / len(view))
+    lower = torch.linalg.cholesky(view + floor * everywhere)
     inverse = torch.linalg.inv(lower)
     vectors = torch.linalg.eigh(inverse @ variation @ inverse.mT).eigenvectors.flip(1)
     directions: Tensor = inverse.mT @ vectors[:, : min(most, len(view))]
@@ -185,7 +192,6 @@ def _learn_parts(
     alpha: Tensor,
     family: str,
     rank: int,
-    starts: int,
     settings: Settings,
     rng: np.random.Generator,
 ) -> tuple[Gaussians, Tensor, Tensor]:
@@ -198,12 +204,12 @@ def _learn_parts(
     some = torch.from_numpy(np.sort(drawn)).to(flat.device)
     sample = Sample(np.arange(len(u)), flat[some], weights[some], flat.new_zeros(flat.shape[1]))
     means, _ = min(
-        (cluster(sample, n_parts, int(rng.integers(2**31))) for _ in range(starts)), key=lambda found: found[1]
+        (cluster(sample, n_parts, int(rng.integers(2**31))) for _ in range(_STARTS)), key=lambda found: found[1]
     )
     covariance = within_covariance(sample, means)
     prior = Prior(covariance, float(flat.shape[1]))
     gaussians = FAMILIES[family].seed(means.contiguous(), covariance, rank)
-    both, learn_alpha = Weights.of(count, "exact"), settings.learn_alpha
+    both, learn_alpha = Weights(count, count, None), settings.learn_alpha
     counts = u.new_full((len(u), n_parts), u.shape[1] / n_parts, dtype=torch.float64)
     for _ in range(_EPOCHS):
         distances = gaussians.mahalanobis(flat).view(*count.shape, -1)
