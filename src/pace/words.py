@@ -42,7 +42,7 @@ GOOD = 0.8  # score of a name that is good; of concepts that are no concepts, 1 
 _IMAGES = 500  # to find typical patches in
 _CROPS = 16  # of a concept
 _AROUND = 7  # a crop reaches a seventh of the picture to every side of its patch
-_PROMPT = "a close-up photo of {}"
+PROMPT = "a close-up photo of {}"
 _AT_ONCE = 64
 
 
@@ -129,7 +129,7 @@ class Words:
         parts = []
         with progress("reading words", len(texts)) as advance:
             for start in range(0, len(texts), _AT_ONCE):
-                some = [_PROMPT.format(text) for text in texts[start : start + _AT_ONCE]]
+                some = [PROMPT.format(text) for text in texts[start : start + _AT_ONCE]]
                 parts.append(unit(text_features(self._model, some, "clip").float(), dim=-1).cpu())
                 advance(len(some))
         near: Array = (self._crops @ torch.cat(parts).T).numpy()
