@@ -3,8 +3,8 @@
     pace fit --images birds --model birds --concepts 40 --out runs/birds
     python benchmarks/words.py runs/birds
 
-It learns what the kinds of parts look like from crops of birds of another seed, each with the true kind at its centre. Its words
-are then tried on the concepts, among those of the package, which it has never seen.
+It learns what the kinds of parts look like from crops of birds of another seed, each with the true kind at its centre. These
+words are then tried on the concepts, among those of the package, which it has never seen.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from open_clip.model import CLIP
 import pace
 from pace.images import Birds
 from pace.images.birds import KIND_NAMES
+from pace.observing.extract import observe
+from pace.showing import summary
 from pace.showing.patches import patch_box
 from pace.words import GOOD, PROMPT, Words, read_words
 
@@ -36,7 +38,9 @@ def crops() -> tuple[torch.Tensor, torch.Tensor]:
             patch = int(rng.choice(np.flatnonzero(truth == kind)))
             rows, columns = patch_box(patch, (14, 14), picture.shape[1:], 2)
             crop = picture[:, rows, columns][None].float() / 255
-            pixels.append(torch.nn.functional.interpolate(crop, (32, 32), mode="bicubic", antialias=True)[0].clamp(0, 1))
+            pixels.append(
+                torch.nn.functional.interpolate(crop, (32, 32), mode="bicubic", antialias=True)[0].clamp(0, 1)
+            )
             kinds.append(int(kind))
     return torch.stack(pixels), torch.tensor(kinds)
 
@@ -58,27 +62,23 @@ def learn() -> CLIP:
     for step in range(_STEPS):
         some = torch.randint(len(images), (_BATCH,))
         near = model.encode_image(images[some], normalize=True) @ model.encode_text(tokens, normalize=True).T
-        loss = torch.nn.functional.cross_entropy(20 * near, kinds[some])
+        loss = torch.nn.functional.cross_entropy(model.logit_scale.exp() * near, kinds[some])
         adam.zero_grad()
         loss.backward()
         adam.step()
         schedule.step()
         if step % 50 == 49:
-            print(f"step {step + 1}: loss {float(loss):.2f}", flush=True)
+            print(f"step {step + 1}: loss {loss.item():.2f}", flush=True)
     return model.eval().requires_grad_(False)
 
 
-def truth_of(explainer: pace.ModelExplainer) -> list[tuple[str, float]]:
-    """What most patches of every concept show, and what share of them that is."""
-    birds = explainer.images
-    rows = np.linspace(0, len(birds) - 1, 400).astype(int).tolist()
-    explanation = explainer(birds.subset(rows))
-    main = explanation.phi[:, explanation.prefix_tokens :].argmax(2)
-    truth = np.stack([birds.patch_kinds(row).ravel() for row in rows])
+def truth_of(explainer: pace.ModelExplainer, seen: pace.Observations, rows: list[int]) -> list[tuple[str, float]]:
+    """What most of the typical patches of every concept show, and how many of these are."""
     found = []
-    for k in range(explanation.n_concepts):
-        counts = np.bincount(truth[main == k], minlength=len(KIND_NAMES))
-        found.append((CAPTIONS[int(counts.argmax())].removeprefix("a "), float(counts.max() / max(1, counts.sum()))))
+    for typical in summary.typical_patches(explainer.concepts.means_, seen, 16):
+        shown = [explainer.images.patch_kinds(rows[image]).ravel()[patch] for image, patch in typical.tolist()]
+        counts = np.bincount(shown, minlength=len(KIND_NAMES))
+        found.append((CAPTIONS[int(counts.argmax())].removeprefix("a "), float(counts.max() / len(shown))))
     return found
 
 
@@ -87,23 +87,27 @@ def main() -> None:
     parser.add_argument("run")
     args = parser.parse_args()
     explainer = pace.load_run(args.run, device="cpu")
-    clip, truth = learn(), truth_of(explainer)
-    looking = Words(explainer, clip)
+    clip, rows = learn(), np.unique(np.linspace(0, len(explainer.images) - 1, 500).astype(int)).tolist()
+    images = explainer.images.subset(rows)
+    seen = observe(explainer.backbone, images)
+    truth, looking = truth_of(explainer, seen, rows), Words(explainer, clip, images, seen)
     found = looking.suggest([*CAPTIONS, *read_words()])
     for one in found:
         name, pure = truth[one.concept]
         said = one.name or f"no good name ({one.closest})"
-        print(f"{looking.names[one.concept].short:4} {said:36} {one.score:.2f}   {name} in {pure:.0%} of its patches")
+        print(f"{looking.names[one.concept].short:4} {said:36} {one.score:.2f}   {name} in {pure:.0%} of them")
     named = [one for one in found if one.name]
     right = [one.name == truth[one.concept][0] for one in named]
-    print(f"{len(named)} of {len(found)} get a name; it is what most of their patches show in {np.mean(right):.0%}")
-    same = looking._crops.flatten(0, 1)[torch.randperm(looking._crops[..., 0].numel())].view_as(looking._crops)
-    looking._crops = same
+    print(
+        f"{len(named)} of {len(found)} get a name; it is what most of their typical patches show in {np.mean(right):.0%}"
+    )
+    for caption in CAPTIONS:
+        best = looking.find(caption)[0]
+        print(f"find {caption!r}: {looking.names[best.concept].short} {best.score:.2f}, {truth[best.concept][0]}")
+    crops = looking._crops
+    looking._crops = crops.flatten(0, 1)[torch.randperm(crops.shape[0] * crops.shape[1])].view_as(crops)
     shuffled = [one.score >= GOOD for one in looking.suggest([*CAPTIONS, *read_words()])]
     print(f"with the crops of all concepts shuffled, {sum(shuffled)} of {len(shuffled)}")
-    for text in ("a red head", "a barred wing", "the sky"):
-        best = looking.find(text)[0]
-        print(f"find {text!r}: {looking.names[best.concept].short} {best.score:.2f}, {truth[best.concept][0]}")
 
 
 if __name__ == "__main__":
