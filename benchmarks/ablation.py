@@ -18,6 +18,7 @@ from pace import PACE, Backbone
 from pace.ablation import ablate, hide_somehow, patches_with, shortcuts, take_away
 from pace.backbones import load_finetuned
 from pace.backbones.birds_vit import LAYER, SIZE, load_model, new_model
+from pace.demo.running import N_CONCEPTS, N_PARTS
 from pace.images import Birds
 from pace.images.birds import CLASS_KINDS, KIND_NAMES, KIND_PARTS, PART_NAMES, SHORTCUT_CLASS
 from pace.metrics import hide
@@ -154,7 +155,7 @@ def main() -> None:
     train, test = (Birds(split, options.per_class, SIZE, shortcut=shortcut) for split in ("train", "test"))
     backbone = Backbone(network, layer=LAYER, attention_layer=-1)
     seen, pair = observe_pair(backbone, train)
-    model = PACE(40, seed=0).fit(seen, perturbed=pair)
+    model = PACE(N_CONCEPTS, parts=N_PARTS, seed=0).fit(seen, perturbed=pair)
     if shortcut:
         expose(backbone, model, test)
         return
