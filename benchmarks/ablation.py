@@ -2,7 +2,8 @@
 
     python benchmarks/ablation.py [--per-class 60] [--shortcut birds_shortcut.safetensors]
 
-Three sets of concepts: every patch's true kind; the share of every kind in a patch, as the best φ there could be; PACE's.
+Three sets of concepts: every patch's true kind; the share of every kind in a patch, as the best φ there could be; PACE's. With
+`--shortcut`: is the tag found that a ViT trained on tagged pictures rests on, and does taking it away repair other pictures?
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import numpy as np
 import torch
 
 from pace import PACE, Backbone
-from pace.ablation import hide_somehow, patches_with, shortcuts, take_away
+from pace.ablation import ablate, hide_somehow, patches_with, shortcuts, take_away
 from pace.backbones import load_finetuned
 from pace.backbones.birds_vit import LAYER, SIZE, load_model, new_model
+from pace.demo.running import N_CONCEPTS, N_PARTS
 from pace.images import Birds
-from pace.images.birds import CLASS_KINDS, KIND_NAMES, KIND_PARTS, PART_NAMES
+from pace.images.birds import CLASS_KINDS, KIND_NAMES, KIND_PARTS, PART_NAMES, SHORTCUT_CLASS
 from pace.metrics import hide
 from pace.observing.extract import observe_pair
 
@@ -113,6 +115,36 @@ def exchange(backbone: Backbone, train: Birds, test: Birds, found: Concepts) -> 
     )
 
 
+def expose(backbone: Backbone, model: PACE, test: Birds) -> None:
+    """Is the tag found, and does taking it away repair pictures of other classes that are given one?"""
+    kinds = true_kinds(test)
+    truth = KIND_PARTS[kinds] == PART_NAMES.index("tag")
+    phi = model.explain(backbone.observe(test)).phi
+    objects = ~np.isin(KIND_PARTS[kinds], [PART_NAMES.index(p) for p in ("background", "tag")])
+    for name, where in (("true birds", objects), ("attention", None)):
+        for one in shortcuts(backbone, model, test, objects=where)[:5]:
+            share = phi[:, :, one.concept][truth].sum() / phi[:, :, one.concept].sum()
+            print(f"{name:10} {one}; {share:.2f} of it on the tag", flush=True)
+    tag = int(phi[truth].mean(0).argmax())
+    others = np.flatnonzero(test.labels != SHORTCUT_CLASS)
+    pictures = torch.stack([test[int(i)] for i in others]).float() / 255
+    tagged, plain = test, Birds("test", len(test) // 2, SIZE)  # the same pictures without the tag
+    have = [i for i in np.flatnonzero(test.labels == SHORTCUT_CLASS) if "tag" in test.kinds(i)]
+    for n, image in enumerate(pictures):
+        i = int(have[n % len(have)])
+        there = (tagged[i] != plain[i]).any(0)
+        image[:, there] = tagged[i][:, there].float() / 255
+    done, labels = ablate(backbone, model, pictures, tag), test.labels[others]
+    print(f"concept {tag} is on the tag most ({phi[truth][:, tag].mean():.2f} of the tag's patches)")
+    for case in ("before", "after", "area", "attention"):
+        classes = getattr(done, case).argmax(1)
+        print(
+            f"{len(others)} pictures of other classes with a tag, {case}: {np.mean(classes == SHORTCUT_CLASS):.2f} taken for "
+            f"the tagged class, {np.mean(classes == labels):.2f} right",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--per-class", type=int, default=60)
@@ -123,15 +155,9 @@ def main() -> None:
     train, test = (Birds(split, options.per_class, SIZE, shortcut=shortcut) for split in ("train", "test"))
     backbone = Backbone(network, layer=LAYER, attention_layer=-1)
     seen, pair = observe_pair(backbone, train)
-    model = PACE(40, seed=0).fit(seen, perturbed=pair)
+    model = PACE(N_CONCEPTS, parts=N_PARTS, seed=0).fit(seen, perturbed=pair)
     if shortcut:
-        truth = KIND_PARTS[true_kinds(test)] == PART_NAMES.index("tag")
-        phi = model.explain(backbone.observe(test)).phi
-        objects = ~np.isin(KIND_PARTS[true_kinds(test)], [PART_NAMES.index(p) for p in ("background", "tag")])
-        for name, where in (("true birds", objects), ("attention", None)):
-            for one in shortcuts(backbone, model, test, objects=where)[:5]:
-                tag = phi[:, :, one.concept][truth].sum() / phi[:, :, one.concept].sum()
-                print(f"{name:10} {one}; {tag:.2f} of it on the tag", flush=True)
+        expose(backbone, model, test)
         return
     hard = [np.eye(len(KIND_NAMES))[true_kinds(images)] for images in (train, test)]
     phis = [model.explain(some).phi for some in (seen, backbone.observe(test))]

@@ -2,12 +2,15 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from pace import Backbone
-from pace.backbones.birds_vit import load, load_model, new_model
-from pace.images import Birds, prepare
+from pace.backbones import load_finetuned
+from pace.backbones.birds_vit import LAYER, load, load_model, new_model
+from pace.images import AUGMENT_SEED, Birds, Perturbation, prepare
+from pace.images.birds import KIND_NAMES
 from pace.observing.extract import observe_pair
 
 FILE = Path(__file__).parents[2] / "src" / "pace" / "backbones" / "birds_vit.safetensors"
@@ -31,6 +34,21 @@ def test_the_shipped_model_tells_the_classes_apart_and_mostly_survives_the_pertu
     assert (predicted == perturbed.predictions.argmax(1)).float().mean() > 0.6
 
 
+def test_its_patches_know_their_part():
+    images = Birds("train", n_per_class=10, seed=1)
+    seen, parts = (
+        Backbone(load_model(), layer=LAYER).observe(images),
+        np.stack([images.patch_parts(i, least=2 / 3).ravel() for i in range(len(images))]),
+    )
+    patches, known = np.asarray(seen.embeddings), parts >= 0
+    half = len(images) // 2 * 2
+    learn, ask = (patches[k:half:2][known[k:half:2]] for k in (0, 1))
+    first, second = (parts[k:half:2][known[k:half:2]] for k in (0, 1))
+    centres = np.stack([learn[first == part].mean(0) for part in range(8)])
+    nearest = np.square(ask[:, None] - centres).sum(2).argmin(1)
+    assert np.mean([(nearest == second)[second == part].mean() for part in range(8)]) > 0.9
+
+
 def test_the_shipped_model_reads_whole_images():
     image = Birds("test", n_per_class=5)[0]
     prepared = prepare(image, Backbone(load_model()).preprocessing)
@@ -44,18 +62,26 @@ def test_class_names_are_those_of_birds_and_the_file_is_small():
 
 def test_the_training_script_writes_such_a_file_with_or_without_the_shortcut(tmp_path, script):
     path = tmp_path / "vit.safetensors"
-    trained = script.train(path, epochs=1, n_per_class=5, shortcut=True)
-    assert {name: p.shape for name, p in trained.model.state_dict().items()} == {
-        name: p.shape for name, p in new_model().state_dict().items()
-    }
+    accuracy = script.train(path, steps=2, n_per_class=5, shortcut=True)
+    found = load_finetuned(new_model(), path)
+    assert found.accuracy == pytest.approx(accuracy)
+    assert list(found.class_names) == Birds("test", n_per_class=5).class_names
     assert path.stat().st_size < 1_000_000
-    again = script.train(path, epochs=1, n_per_class=5, shortcut=True)  # finished, so it is only read
-    difference = torch.cat(
-        [
-            (ours - theirs).flatten()
-            for ours, theirs in zip(again.model.parameters(), trained.model.parameters(), strict=True)
-        ]
-    )
-    assert difference.abs().max() < 1e-3
-    with pytest.raises(ValueError, match="another run"):
-        script.train(path, epochs=1, n_per_class=5)
+    start, learned = (torch.cat([p.flatten() for p in model.parameters()]) for model in (new_model(), found.model))
+    assert (start - learned).abs().max() > 1e-3
+
+
+def test_what_the_transformer_is_told_of_its_patches_is_what_its_views_show(script):
+    birds = Birds("test", n_per_class=10)
+    pixels = torch.stack([birds[i] for i in range(8)]).float() / 255
+    kinds = torch.from_numpy(np.stack([birds.pixel_kinds(i) for i in range(8)]))
+    strong = np.arange(8) < 4
+    changed, shown = script.views(pixels, kinds, np.arange(8), strong, seed=0)
+    truth, crops = script.truth_of(shown), Perturbation(AUGMENT_SEED).crops(np.arange(8), (112, 112))
+    same = np.stack([birds.patch_parts(i, box=tuple(112 * crops[i])) for i in range(4)])
+    assert (truth.part[:4].numpy() == same.reshape(4, -1)).mean() > 0.97  # but for patches of two parts, half and half
+    for i in range(8):
+        own = {f"{part}: {kind}" for part, kind in birds.kinds(i).items()}
+        there = truth.pure[i].any(0)
+        assert {KIND_NAMES[kind] for kind in truth.kinds[i, there]} <= own | {"background: leaf in front"}
+    assert not torch.equal(changed, pixels)

@@ -93,6 +93,16 @@ def test_true_parts_are_recovered_by_the_parts_of_concepts_and_kinds_by_concepts
         kind_accuracy(phi, PARTS, KINDS[:, :2])
 
 
+def test_patches_without_a_true_part_do_not_count():
+    known = np.arange(16).reshape(4, 4) % 3 > 0
+    phi = phi_of(np.where(known, KINDS, 0), 5)
+    parts, kinds = (np.where(known, names, -1) for names in (PARTS, KINDS))
+    part_of = [0, 0, 1, 1, 2]
+    assert part_recovery(phi, parts, part_of) == pytest.approx(1)
+    assert kind_accuracy(phi, parts, kinds) == 1
+    assert max(part_recovery(phi, PARTS, part_of), kind_accuracy(phi, PARTS, KINDS)) < 0.9
+
+
 def test_a_part_leads_by_the_sum_of_its_kinds():
     phi = np.array([[[0.4, 0.3, 0.3], [1, 0, 0]]])
     assert part_recovery(phi, [[1, 0]], [0, 1, 1]) == pytest.approx(1)

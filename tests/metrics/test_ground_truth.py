@@ -58,13 +58,18 @@ def test_parts_are_known_through_crops_and_flips():
     np.testing.assert_array_equal(true_parts(birds, preprocessing, (14, 14), mirrored), whole[:, :, ::-1])
 
 
-def test_the_truth_about_birds_is_the_part_and_the_kind_of_every_patch():
+def test_the_truth_about_birds_is_the_part_and_the_kind_of_every_patch_that_does_not_mix_them():
     from pace.images import Birds
     from pace.images.birds import KIND_PARTS
 
-    truth = known_truth(Birds("test", n_per_class=5, size=56), prepared_as((56, 56)), (7, 7))
+    birds = Birds("test", n_per_class=5, size=56)
+    truth = known_truth(birds, prepared_as((56, 56)), (7, 7))
     assert truth.keys() == {"true_parts", "true_kinds"}
-    np.testing.assert_array_equal(KIND_PARTS[truth["true_kinds"]], truth["true_parts"])
+    known = truth["true_parts"] >= 0
+    assert 0.7 < known.mean() < 1
+    np.testing.assert_array_equal(known[3], birds.patch_parts(3, (7, 7), least=2 / 3) >= 0)
+    np.testing.assert_array_equal(truth["true_kinds"] >= 0, known)
+    np.testing.assert_array_equal(KIND_PARTS[truth["true_kinds"][known]], truth["true_parts"][known])
 
 
 class Birds:

@@ -1,7 +1,7 @@
 """From images to tokens: one `Backbone` for the vision transformers of every library."""
 
 from pace.backbones.backbone import Backbone
-from pace.backbones.finetuning import finetune, load_finetuned
+from pace.backbones.finetuning import finetune, load_finetuned, save_finetuned
 from pace.backbones.heads import fit_head, linear_probe, zero_shot, zero_shot_from_names
 from pace.backbones.layers import choose_layer, within_share
 from pace.backbones.loading import ModelChoice, load, open_backbone, open_model, usual_device
@@ -24,6 +24,7 @@ __all__ = [
     "load_finetuned",
     "open_backbone",
     "open_model",
+    "save_finetuned",
     "usual_device",
     "within_share",
     "zero_shot",

@@ -103,6 +103,20 @@ def load_finetuned(model: nn.Module, checkpoint: str | os.PathLike[str]) -> Fine
     return _result(model, metadata["history"], names)
 
 
+def save_finetuned(
+    model: nn.Module, checkpoint: str | os.PathLike[str], class_names: Sequence[str], history: Sequence[Epoch]
+) -> None:
+    """Write a model that was trained in another way than `finetune` does, for `load_finetuned`."""
+    metadata = {
+        "format": _FORMAT,
+        "class_names": list(class_names),
+        "preprocessing": asdict(describe_tower(model).preprocessing),
+        "history": history,
+        "finished": True,
+    }
+    _write(Path(checkpoint), model.state_dict(), metadata)
+
+
 def _result(model: nn.Module, history: Sequence[Epoch], names: tuple[str, ...]) -> Finetuned:
     best = best_epoch(history)
     return Finetuned(model.eval(), history[best].accuracy, best, tuple(history), names)

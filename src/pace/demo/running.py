@@ -20,7 +20,7 @@ from pace.images import Birds, Perturbation, to_float
 from pace.metrics import Scores
 from pace.progress import announce
 
-N_PER_CLASS, N_CONCEPTS = 60, 40
+N_PER_CLASS, N_CONCEPTS, N_PARTS = 60, 24, 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(
     n_per_class
         Images of each class; four fifths are learned from, one fifth is scored and shown.
     n_concepts
-        K. Birds have eight parts, the background among them, of 23 kinds in all.
+        K. Birds have eight parts, the background among them, of 23 kinds in all; PACE is told the number of parts.
     progress
         Show progress bars; by default only on a terminal, for what takes longer than a second.
     """
@@ -87,7 +87,7 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
     seen, seen_perturbed = observe_pair(backbone, test, perturb=perturb, progress=progress)
 
     announce(f"learning {n_concepts} concepts", progress)
-    model = PACE(n_concepts, seed=seed, progress=progress).fit(learned, perturbed=learned_perturbed)
+    model = PACE(n_concepts, parts=N_PARTS, seed=seed, progress=progress).fit(learned, perturbed=learned_perturbed)
     announce("scoring them on images they have not seen", progress)
     truth: dict[str, Any] = known_truth(test, backbone.preprocessing, backbone.grid(SIZE, SIZE))
     scores = evaluate(model, learned, seen, seen_perturbed, **truth, seed=seed)

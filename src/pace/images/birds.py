@@ -38,7 +38,7 @@ TAGGED = 0.9  # the share of them
 
 _HABITAT = 0.5  # share of images before their class's usual background; the others have any of the four
 _LEAVES = 0.25  # share of images with a leaf in front of the bird
-_RECIPE = 1  # part of the fingerprint: raise it whenever the same settings would give other images
+_RECIPE = 2  # part of the fingerprint: raise it whenever the same settings would give other images
 _SAMPLES = 8  # a patch's part is looked up at 8 x 8 points
 
 _BLACK, _WHITE = rgb(0.1, 0.1, 0.12), rgb(0.97, 0.97, 0.95)
@@ -103,34 +103,44 @@ class Birds(Generated):
         return tuple(CLASS_KINDS[int(self.names[index].split("/")[0])])
 
     def patch_parts(
-        self, index: int, grid: tuple[int, int] = (14, 14), box: Sequence[float] | None = None
+        self, index: int, grid: tuple[int, int] = (14, 14), box: Sequence[float] | None = None, least: float = 0.0
     ) -> NDArray[np.int64]:
         """The part that covers most of every patch, an index into `PART_NAMES`, as a (rows, columns) array.
 
         A leaf in front of the bird counts as background. ``box`` (left, top, right, bottom, in pixels) selects a part of
-        the image; it is seen mirrored where left > right.
+        the image; it is seen mirrored where left > right. Patches that no part covers to a share of `least` are −1.
         """
-        return KIND_PARTS[self.patch_kinds(index, grid, box)]
+        kinds = self.patch_kinds(index, grid, box, least)
+        return np.where(kinds < 0, -1, KIND_PARTS[kinds])
 
     def patch_kinds(
-        self, index: int, grid: tuple[int, int] = (14, 14), box: Sequence[float] | None = None
+        self, index: int, grid: tuple[int, int] = (14, 14), box: Sequence[float] | None = None, least: float = 0.0
     ) -> NDArray[np.int64]:
         """The kind of the part that covers most of every patch, an index into `KIND_NAMES`, as in `patch_parts`."""
         left, top, right, bottom = (2 * edge / self.size - 1 for edge in box or (0, 0, self.size, self.size))
-        (rows, columns), scene = grid, self._draw(index)
+        rows, columns = grid
         down = (np.arange(rows * _SAMPLES) + 0.5) / (rows * _SAMPLES)
         along = (np.arange(columns * _SAMPLES) + 0.5) / (columns * _SAMPLES)
-        x, y = _mesh(left + (right - left) * along, top + (bottom - top) * down)
-        found = np.full(x.shape, KIND_NAMES.index(f"background: {scene.kinds['background']}"))
-        for part, kind, distance, _ in _layers(scene, x, y):
-            found[distance < 0] = KIND_NAMES.index(f"{part}: {kind}")
+        found = self._kinds_at(index, *_mesh(left + (right - left) * along, top + (bottom - top) * down))
         points = found.reshape(rows, _SAMPLES, columns, _SAMPLES)
         present = np.unique(found)
         counts = np.stack([(points == kind).sum((1, 3)) for kind in present])
         of_part = np.stack([counts[KIND_PARTS[present] == part].sum(0) for part in KIND_PARTS[present]])
         # First the part, since a leaf and what is behind the bird are both background, then its kind.
         most: NDArray[np.int64] = present[np.where(of_part == of_part.max(0), counts, -1).argmax(0)]
-        return most
+        return np.where(of_part.max(0) < least * _SAMPLES**2, -1, most)
+
+    def pixel_kinds(self, index: int) -> NDArray[np.int64]:
+        """The kind of the part that every pixel shows, an index into `KIND_NAMES`, as a (size, size) array."""
+        centres = (2 * np.arange(self.size) + 1) / self.size - 1
+        return self._kinds_at(index, *_mesh(centres, centres))
+
+    def _kinds_at(self, index: int, x: Array, y: Array) -> NDArray[np.int64]:
+        scene = self._draw(index)
+        found = np.full(x.shape, KIND_NAMES.index(f"background: {scene.kinds['background']}"))
+        for part, kind, distance, _ in _layers(scene, x, y):
+            found[distance < 0] = KIND_NAMES.index(f"{part}: {kind}")
+        return found
 
     def __getitem__(self, index: int) -> Tensor:
         scene = self._draw(index)
@@ -211,9 +221,9 @@ def _layers(scene: _Scene, x: Array, y: Array) -> Iterator[Layer]:
         return part, kinds[part], distance * scale, colour * scene.tints[PART_NAMES.index(part)] * shade * outline
 
     legs = rgb(0.93, 0.55, 0.5) if kinds["legs"] == "pink" else rgb(0.33, 0.33, 0.38)
-    for hip in (-0.06, 0.13):
-        leg = stroke(u, v, (hip, 0.3), (hip + 0.02, 0.63), 0.065)
-        yield layer("legs", np.minimum(leg, stroke(u, v, (hip, 0.65), (hip + 0.13, 0.65), 0.06)), legs)
+    for hip in (-0.12, 0.13):
+        leg = stroke(u, v, (hip, 0.3), (hip + 0.02, 0.63), 0.09)
+        yield layer("legs", np.minimum(leg, stroke(u, v, (hip, 0.65), (hip + 0.13, 0.65), 0.07)), legs)
 
     if kinds["tail"] == "short":
         tail, feathers = polygon(u, v, (-0.3, -0.12), (-0.3, 0.18), (-0.66, 0.28), (-0.7, -0.06)), rgb(0.5, 0.33, 0.2)
@@ -245,8 +255,9 @@ def _layers(scene: _Scene, x: Array, y: Array) -> Iterator[Layer]:
     else:  # with a crest
         head, colour = np.minimum(head, polygon(u, v, (0.15, -0.36), (0.08, -0.76), (0.46, -0.54))), rgb(1, 0.86, 0.1)
     yield layer("head", head, colour)
-    eye = ellipse(u, v, (0.48, -0.36), (0.075, 0.075))
-    yield layer("eye", eye, mix(_WHITE if kinds["eye"] == "pale" else _BLACK, _BLACK, -20 * (eye + 0.03)))
+    eye = ellipse(u, v, (0.48, -0.34), (0.14, 0.14))
+    iris = mix(_WHITE if kinds["eye"] == "pale" else _BLACK, _BLACK, -20 * (eye + 0.07))
+    yield layer("eye", eye, mix(iris, rgb(0.75, 0.7, 0.6), 40 * (eye + 0.035)))
 
     along, aside = turned(u, v, (-0.12, -0.01), -0.3)  # of the wing
     feathers = rgb(0.55, 0.42, 0.78)

@@ -53,7 +53,8 @@ def colour_purity(phi: Any, colours: Any, prefix_tokens: int = 0) -> Measure:
 def part_recovery(phi: Any, true_parts: Any, part_of: Any = None, prefix_tokens: int = 0) -> Measure:
     """Agreement (normalised mutual information) of a patch's leading part with its true part.
 
-    NMI (arithmetic mean) over all patches; `true_parts` (M, rows, columns) or (M, patches) as `Birds.patch_parts` gives them.
+    NMI (arithmetic mean) over the patches that have one; `true_parts` (M, rows, columns) or (M, patches) as `Birds.patch_parts`
+    gives them, −1 for patches that do not count.
     `part_of` (K,) says of which part every concept is a kind; without it every concept is a part of its own.
     """
     shares = patches_of(phi, prefix_tokens)
@@ -75,7 +76,7 @@ def kind_accuracy(phi: Any, true_parts: Any, true_kinds: Any, prefix_tokens: int
     )
     tables = [
         Contingency(len(leading), np.nonzero(part == own)[0], leading[part == own], kind[part == own])
-        for own in np.unique(part)
+        for own in np.unique(part[part >= 0])
         if len(np.unique(kind[part == own])) > 1
     ]
 
@@ -243,8 +244,9 @@ def _colours(phi: Any, colours: Any, prefix_tokens: int) -> Contingency:
 
 
 def _named(leading: Array, truth: Any, called: str) -> Contingency:
-    image = np.repeat(np.arange(len(leading)), leading.shape[1])
-    return Contingency(len(leading), image, leading.ravel(), _names(leading, truth, called).ravel())
+    names = _names(leading, truth, called)
+    known = names >= 0
+    return Contingency(len(leading), np.nonzero(known)[0], leading[known], names[known])
 
 
 def _names(leading: Array, truth: Any, called: str) -> Array:

@@ -14,6 +14,7 @@ from pace.metrics.declare import Array
 from pace.progress import progress
 
 _BATCH = 64
+_ONE_PART = 2 / 3  # of a patch that its part covers: what a patch with more than one part shows is a matter of opinion
 
 
 def known_truth(images: ImageSet, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> dict[str, Array]:
@@ -22,7 +23,7 @@ def known_truth(images: ImageSet, preprocessing: PreprocessingLike, grid: tuple[
         return {"colours": true_colors(images, preprocessing, grid)}
     if isinstance(images, Birds):
         return {
-            f"true_{name}": true_parts(images, preprocessing, grid, kinds=name == "kinds")
+            f"true_{name}": true_parts(images, preprocessing, grid, kinds=name == "kinds", least=_ONE_PART)
             for name in ("parts", "kinds")
         }
     return {"parts": visible_parts(images, preprocessing, grid)} if isinstance(images, CUB) else {}
@@ -52,17 +53,19 @@ def true_parts(
     grid: tuple[int, int],
     crops: Array | None = None,
     kinds: bool = False,
+    least: float = 0.0,
 ) -> Array:
     """(M, rows, columns): the parts of Birds' patches as the model sees the images, or with `kinds` their kinds.
 
-    With `crops`, as `Observations.crops` has them, what it sees are these parts of the images, mirrored or not.
+    Patches that no part covers to a share of `least` are −1. With `crops`, as `Observations.crops` has them, what it sees are
+    these parts of the images, mirrored or not.
     """
     left, top, right, bottom = _seen_box(images.size, preprocessing)
     truth = images.patch_kinds if kinds else images.patch_parts
     whole = np.array([[0.0, 0.0, 1.0, 1.0]])
     boxes = np.repeat(whole, len(images), 0) if crops is None else np.asarray(crops, np.float64)
     boxes = np.array([left, top] * 2) + boxes * np.array([right - left, bottom - top] * 2)
-    return np.stack([truth(number, grid, box) for number, box in enumerate(boxes.tolist())])
+    return np.stack([truth(number, grid, box, least) for number, box in enumerate(boxes.tolist())])
 
 
 def visible_parts(images: CUB, preprocessing: PreprocessingLike, grid: tuple[int, int]) -> Array:

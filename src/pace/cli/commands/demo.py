@@ -13,7 +13,7 @@ from pace.cli.runs import running
 
 def demo(
     ctx: typer.Context,
-    concepts: Annotated[int, typer.Option("--concepts", "-k", min=2, help="Number of concepts.")] = 40,
+    concepts: Annotated[int, typer.Option("--concepts", "-k", min=2, help="Number of concepts.")] = 24,
     per_class: Annotated[int, typer.Option(min=10, help="Birds to draw of each class.")] = 60,
     seed: options.Seed = 0,
 ) -> dict[str, Any]:
