@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.opening import load_run
+from pace.cli.fits import load_run
 from pace.cli.output import say, table
 
 _ALIKE = 0.1  # of the patches of either that both hold, from which concepts are listed as the same

@@ -8,16 +8,9 @@ import numpy as np
 import typer
 
 from pace.cli import options
-from pace.cli.opening import (
-    discard,
-    has_kept,
-    image_record,
-    in_memory,
-    kept_views,
-    open_fit,
-    reopen_images,
-    source_of,
-)
+from pace.cli.fits import open_fit
+from pace.cli.observing import discard, has_kept, in_memory, kept_views, source_of
+from pace.cli.opening import image_record, reopen_images
 from pace.cli.output import note, say, show_scores
 from pace.cli.runs import running
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.opening import evaluations_of
+from pace.cli.fits import evaluations_of
 from pace.cli.output import say, table
 from pace.cli.runs import RUNS, Run, all_runs
 
