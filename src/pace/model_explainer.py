@@ -110,7 +110,9 @@ class ModelExplainer:
         if own is None:
             return images
         place = {name: number for number, name in enumerate(own.names)}
-        return _Joined(images, own.subset(place[name] for name in names))
+        there, examples = set(images.keys()), own.subset(place[name] for name in names)
+        new = [number for number, key in enumerate(examples.keys()) if key not in there]
+        return _Joined(images, examples.subset(new)) if new else images
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write a folder as `pace fit` does, which `pace.load_run` and the command line's --run read."""
@@ -358,12 +360,11 @@ def typical_images(concepts: PACE, observations: Observations, images: ImageSet)
 
 
 class _Joined(ImageSet):
-    """Some images, then examples."""
+    """Some images, then examples from the fit, which are called so."""
 
     def __init__(self, images: ImageSet, examples: ImageSet) -> None:
         self.own, self.examples = images, examples
-        names = [f"{name} (example)" if name in images.names else name for name in examples.names]
-        super().__init__([*images.names, *names], None, None)
+        super().__init__([*images.names, *(f"{name} (of the fit)" for name in examples.names)], None, None)
 
     def __getitem__(self, index: int) -> Tensor:
         return self.own[index] if index < len(self.own) else self.examples[index - len(self.own)]

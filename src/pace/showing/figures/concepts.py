@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
-from pace.naming import class_titles
+from pace.naming import class_titles, concept_names
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -44,6 +44,7 @@ def concept_gallery(
     use = summary.use_of(model.concept_weights_)
     wanted = drawing.chosen(concepts, use.order[:n_concepts], len(use.shares))
     typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)
+    called = concept_names(model.part_of_, model.concept_weights_)
     columns = min(2, len(wanted))
     lines = -(-len(wanted) // columns)
     gap, pitch = 20.0, TILE + 6
@@ -51,7 +52,8 @@ def concept_gallery(
     for position, k in enumerate(wanted):
         column, line = divmod(position, lines)
         x, y = MARGIN + column * (ROW_WIDTH + gap), MARGIN + line * pitch
-        drawing.show_concept(layout, f"Concept {k}", [f"{use.shares[k]:.1%}"], pictures, typical[position], grid, x, y)
+        title, share = drawing.title(called[k]), f"{use.shares[k]:.1%}"
+        drawing.show_concept(layout, title, [share], pictures, typical[position], grid, x, y)
     more, empty = len(np.setdiff1d(use.order, wanted)), len(use.used) - len(use.order)
     notes = [drawing.plural(len(wanted), "concept"), *([f"{more} more in use"] if more else [])]
     notes += [f"{empty} of {len(use.used)} stayed empty"] if empty else []
@@ -90,6 +92,7 @@ def class_concepts(
         raise ValueError(f"classes: expected some that images are predicted as; found {missing or 'none'}")
     theta, evidence = np.asarray(model.transform(observations), np.float64), model.evidence_
     used = summary.use_of(model.concept_weights_).used
+    called = concept_names(model.part_of_, model.concept_weights_)
     top = [
         [k for k, _ in summary.class_concepts(theta[labels == n], evidence[:, n], used, _CLASS_CONCEPTS)]
         for n in wanted
@@ -112,9 +115,8 @@ def class_concepts(
         for line, k in enumerate(concepts):
             shares = [f"θ {theta[own, k].mean():.2f} in this class", f"θ {theta[:, k].mean():.2f} in all images"]
             notes = [*shares, f"speaks for it {evidence[k, n]:+.2f}".replace("-", "−")]
-            drawing.show_concept(
-                layout, f"Concept {k}", notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch
-            )
+            title = drawing.title(called[k])
+            drawing.show_concept(layout, title, notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch)
     return layout
 
 
@@ -132,12 +134,20 @@ def overlay(
 ) -> Figure:
     """φ of one concept or several over an image, beside the image itself; a line goes around φ ≥ 0.5.
 
-    `concepts` is one concept, several, or None for those with the largest θ in the image. `images` are those that were
-    explained, in the same order.
+    `concepts` is one concept, several, or None for those with the largest θ in the image; where concepts are kinds of
+    parts, for its largest parts, with their kinds. `images` are those that were explained, in the same order.
     """
     pixels = Pictures(images, preprocessing, expected=len(explanation))[image]
-    wanted = drawing.chosen(concepts, explanation.shown_concepts(image, n_concepts), explanation.n_concepts)
-    low, high = (end[0] for end in explanation[image].interval(level))
+    by_part = explanation.part_of is not None and concepts is None
+    wanted = (
+        explanation.shown_parts(image, n_concepts).tolist()
+        if by_part
+        else drawing.chosen(concepts, explanation.shown_concepts(image, n_concepts), explanation.n_concepts)
+    )
+    shares = (explanation.parts if by_part else explanation.theta)[image]
+    low, high = (
+        end[0] for end in (explanation[image].part_interval if by_part else explanation[image].interval)(level)
+    )
     gap, columns = 8.0, min(4, len(wanted) + 1)
     lines = -(-(len(wanted) + 1) // columns)
     tall = _PICTURE * min(1.0, pixels.shape[0] / pixels.shape[1])
@@ -148,10 +158,11 @@ def overlay(
     for position, k in enumerate(wanted, 1):
         line, column = divmod(position, columns)
         x, y = MARGIN + column * (_PICTURE + gap), MARGIN + line * block
-        layout.write(x, y, drawing.title(explanation.names[k]), bold=True, room=_PICTURE)
-        interval = f"{level:.0%} in [{low[k]:.2f}, {high[k]:.2f}]"
-        layout.note(x, y + 10, f"θ {explanation.theta[image, k]:.2f}, {interval}", room=_PICTURE)
-        _show_heat(layout, pixels, explanation.patch_map(image, k), x, y + _HEAD, tall)
+        name = explanation.names[explanation.kind_of(image, k) if by_part else k]
+        layout.write(x, y, drawing.title(name), bold=True, room=_PICTURE)
+        layout.note(x, y + 10, f"θ {shares[k]:.2f}, {level:.0%} in [{low[k]:.2f}, {high[k]:.2f}]", room=_PICTURE)
+        heat = (explanation.part_map if by_part else explanation.patch_map)(image, k)
+        _show_heat(layout, pixels, heat, x, y + _HEAD, tall)
     x, y = layout.width - MARGIN - _SCALE + 4, MARGIN + _HEAD + tall * 0.1
     scale = ScalarMappable(Normalize(0, 1), _HEAT)
     layout.colorbar(scale, cax=layout.panel(x, y, 6, tall * 0.8), ticks=[0, 0.5, 1])
