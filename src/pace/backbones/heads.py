@@ -137,6 +137,8 @@ def fit_head(kind: str, features: Tensor, labels: Any = None) -> nn.Module:
 def _clusters(features: Tensor, labels: Any) -> Any:
     from sklearn.cluster import KMeans
 
+    if len(features) < 2:
+        raise ValueError("head: clusters are of several images; found 1")
     count = min(20, max(2, len(features) // 20)) if labels is None else int(torch.as_tensor(labels).max()) + 1
     found = KMeans(max(2, count), n_init=4, random_state=0).fit(F.normalize(features.float(), dim=-1).cpu().numpy())
     return np.unique(found.labels_, return_inverse=True)[1]

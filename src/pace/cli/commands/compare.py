@@ -22,7 +22,9 @@ def compare(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> dict[str, Any]:
-    """Say which concepts of two fits are the same: those that lie in the same places of the same images.
+    """Say which concepts of two fits are the same.
+
+    These are the ones that lie in the same places of the same images.
 
     \b
     Example:

@@ -28,7 +28,7 @@ _DRAWN = 3  # pictures in the figure
 _REPORTED = 400  # pictures in the report
 _EXAMPLES = 3  # images of the fit per concept
 _ABLATION_HELP = "Take the concepts away one by one and see what is predicted without them."
-_PICTURES = typer.Argument(help="Image files, or folders of them.", show_default=False)
+_PICTURES = typer.Argument(metavar="PICTURE", help="Image files, or folders of them.", show_default=False)
 
 
 def explain(

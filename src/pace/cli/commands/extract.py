@@ -23,9 +23,9 @@ def extract(
     pairs: options.Pairs = True,
     compute: options.Compute,
 ) -> dict[str, Any]:
-    """Save a model's observations of images to disk.
+    """Run a model over images and keep what it saw.
 
-    What `pace fit` does first, without the fit.
+    Several fits can then start from it. `pace fit` does the same first, and keeps it too.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from pace.cli.fits import evaluations_of
 from pace.cli.output import say, table
 from pace.cli.runs import RUNS, Run, all_runs
 
-_FOLDER = typer.Argument(help="The folder that holds the runs.")
+_FOLDER = typer.Argument(metavar="FOLDER", help="The folder that holds the runs.")
 
 
 def runs(
