@@ -195,6 +195,20 @@ def test_a_folder_a_named_model_and_a_probe_are_opened_again_from_what_was_saved
         explained.report(tmp_path / "page.html")
 
 
+def test_a_model_without_a_classifier_says_so_and_clusters_of_its_features_are_called_clusters(images):
+    import timm
+
+    bare = timm.create_model("test_vit", img_size=64, num_classes=0)
+    with pytest.warns(
+        UserWarning, match='this model has no classifier, .* head="clusters" from the model\'s own features'
+    ):
+        fitted = pace.explain_model(bare, images, 2, layer=-1, **QUICK)
+    with pytest.raises(ValueError, match="predicts no classes that concepts could speak for"):
+        fitted(images[0]).why()
+    assert images.class_names != ["cluster 1", "cluster 2"]  # as many, but these are labels
+    assert quick(bare, images, 2, layer=-1, head="clusters").class_names == ["cluster 1", "cluster 2"]
+
+
 def test_the_same_concepts_in_another_order_and_on_a_finer_grid_are_matched(explanation):
     order, count = [2, 0, 1], len(explanation)
     phi = explanation.phi.reshape(count, 14, 14, 3).repeat(2, 1).repeat(2, 2).reshape(count, -1, 3)[..., order]

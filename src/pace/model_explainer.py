@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pace.atomic import write_atomically
 from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model, usual_device
-from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, pooled_features, save_head
+from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, named_by, pooled_features, save_head
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.files import CONCEPTS, GALLERY, HEAD
@@ -324,8 +324,11 @@ def explain_model(
             such = "a module, None, or, for files, one of"
             raise ValueError(f"head: expected {such} {', '.join(map(repr, HEADS))}; found {head!r}")
         fitted = fit_head(head, pooled_features(backbone, pictures, batch_size), pictures.labels)
-        backbone.head, names = fitted.to(backbone.device), None if head == "clusters" else pictures.class_names
+        backbone.head, names = fitted.to(backbone.device), named_by(head, fitted, pictures.class_names)
     seen, perturbed = observe_pair(backbone, pictures, seed=seed, batch_size=batch_size)
+    if not seen.n_classes:
+        instead = 'head="probe" or "knn" makes some from labels, head="clusters" from the model\'s own features'
+        warnings.warn(f"this model has no classifier, so there are no predictions to explain; {instead}", stacklevel=2)
     concepts = PACE(n_concepts, seed=seed, **parameters).fit(seen, perturbed=perturbed)
     known = class_names or (names if len(names or ()) == seen.n_classes else None)
     called = summary.class_names(known, pictures, seen.n_classes) or None

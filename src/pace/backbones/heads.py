@@ -134,6 +134,11 @@ def fit_head(kind: str, features: Tensor, labels: Any = None) -> nn.Module:
     return linear_probe(features, labels)
 
 
+def named_by(kind: str, head: nn.Module, class_names: Sequence[str] | None) -> Sequence[str] | None:
+    """What the classes of a fitted head are called: those of the labels, but clusters are nobody's classes."""
+    return [f"cluster {number}" for number in range(1, len(head.bias) + 1)] if kind == "clusters" else class_names  # type: ignore[arg-type]
+
+
 def _clusters(features: Tensor, labels: Any) -> Any:
     from sklearn.cluster import KMeans
 

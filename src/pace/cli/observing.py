@@ -133,14 +133,14 @@ def _head_by_names(job: Job) -> Head | None:
 
 
 def _fitted_head(job: Job, features: Tensor) -> Head:
-    from pace.backbones.heads import fit_head
+    from pace.backbones.heads import fit_head, named_by
 
+    kind = str(job.head.head)
     with busy("fitting the head"):
-        head = fit_head(str(job.head.head), features, job.images.labels)
-    if job.head.head != "clusters":
-        return head, job.images.class_names
-    names = [f"cluster {number}" for number in range(1, len(head.bias) + 1)]  # type: ignore[arg-type]
-    say(f"predictions are {len(names)} clusters of the model's own features, not classes of yours")
+        head = fit_head(kind, features, job.images.labels)
+    names = named_by(kind, head, job.images.class_names)
+    if kind == "clusters":
+        say(f"predictions are {len(names or ())} clusters of the model's own features, not classes of yours")
     return head, names
 
 

@@ -35,14 +35,14 @@ def evaluate(
     every: Annotated[bool, typer.Option("--all", help="Print all scores, not only the main ones.")] = False,
     hidden_images: Annotated[int | None, _HIDING] = None,
 ) -> dict[str, Any]:
-    """Score a fit, warn where scores mislead, and say what to believe.
+    """Score a fit, and say what to believe.
 
     \b
     Example:
       pace fit --images color --model color --concepts 8
       pace evaluate
 
-    Uses the test split of the fit's images, unless --images names others.
+    Uses the test split of the fit's images, unless --images names others. Warns where scores mislead.
     """
     found = open_fit(ctx, fit)
     from pace.metrics import evaluate as score

@@ -18,7 +18,7 @@ _FOLDER = typer.Argument(metavar="FOLDER", help="The folder that holds the runs.
 def runs(
     folder: Annotated[Path, _FOLDER] = RUNS, json: options.Json = False, debug: options.Debug = False
 ) -> dict[str, Any]:
-    """List the runs there are, what each is of, and whether to believe it.
+    """List the runs there are, and whether to believe them.
 
     \b
     Example:
