@@ -21,7 +21,7 @@ from pace.naming import class_titles
 
 if TYPE_CHECKING:
     from pace.images import ImageSet
-    from pace.model_explainer import ModelExplanation
+    from pace.model_explanation import ModelExplanation
 
 _PRINTED = 20  # pictures; the rest is in the files, without ablation
 _DRAWN = 3  # pictures in the figure
