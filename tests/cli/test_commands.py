@@ -347,6 +347,8 @@ def test_the_benchmark_takes_a_finetuned_folder(tuned: Path, monkeypatch: pytest
     assert outcome.code == 0, outcome.err
     (about,) = outcome.document["results"]["about"].values()
     assert (about["backbone"]["name"], about["backbone"]["training"]) == ("tuned", "as it comes")
+    listed = invoke("runs", "--json").document["runs"][-1]
+    assert (listed["command"], listed["of"]) == ("benchmark", "photos, tuned")
 
 
 def test_a_finetuned_folder_outlives_the_weights_it_began_with(elsewhere: Path):

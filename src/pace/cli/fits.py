@@ -137,9 +137,8 @@ def _explainer_of(run: Run, device: torch.device, model: str | nn.Module | None)
     concepts = PACE.load(run.file(CONCEPTS), device=str(without_apple(device)))
     opened, gallery = reopen_model(run, device, model), read_gallery(run, len(concepts.means_))
     images = partial(reopen_images, run) if run.record["images"]["images"] else None
-    ours = fingerprint_of(run)
-    scored = [one for one in evaluations_of(run, all_runs("evaluate", run.folder.parent)) if one.record["fit"] == ours]
-    scores = Scores.from_dict(scored[-1].record["results"]) if scored else None
+    scored = scores_of(run, evaluations_of(run, all_runs("evaluate", run.folder.parent)))
+    scores = None if scored is None else Scores.from_dict(scored)
     return ModelExplainer(opened.backbone, concepts, opened.class_names, gallery, images, scores, opened.choice)
 
 
@@ -161,3 +160,9 @@ def evaluations_of(run: Run, runs: Sequence[Run]) -> list[Run]:
     """Those of some runs of `pace evaluate` that scored the fit in this folder, oldest first."""
     ours = str(run.folder.resolve())
     return [one for one in runs if one.record["configuration"]["fit_run"] == ours and one.record["results"]]
+
+
+def scores_of(run: Run, evaluations: Sequence[Run]) -> dict[str, Any] | None:
+    """Of the latest of the evaluations that scored the concepts the fit holds now, if there is one."""
+    latest = [one.record for one in evaluations if one.record.get("fit") == fingerprint_of(run)][-1:]
+    return latest[0]["results"] if latest else None
