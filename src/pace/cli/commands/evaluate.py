@@ -68,7 +68,7 @@ def evaluate(
         truth = known_truth(test, backbone.preprocessing, seen.grid) if seen.grid else {}
         train = train if rest is None else train[rest]
         hiding = None
-        if hidden_images is None:
+        if hidden_images is None and seen.n_classes:
             hidden_images = _hidden(found.device, len(test))
         if hidden_images and seen.n_classes:
             order = np.random.default_rng(images.seed).permutation(len(test))
