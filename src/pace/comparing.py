@@ -43,7 +43,7 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     either = np.square(ours).sum((0, 1, 2))[:, None] + np.square(theirs).sum((0, 1, 2)) - both
     alike = both / either.clip(
         1e-12
-    )  # Tanimoto's: for patches of one concept each a plain share, and 1 for the same maps
+    )  # 1 for the same maps; where every patch has one concept, a plain share of patches
     held = ours.sum((0, 1, 2))[:, None] + theirs.sum((0, 1, 2))
     pairs = [pair for pair in zip(*linear_sum_assignment(alike, maximize=True), strict=True) if held[pair] >= 1]
     matches = [Match(int(k), int(n), one.names[k].long, other.names[n].long, float(alike[k, n])) for k, n in pairs]
