@@ -36,7 +36,8 @@ from pace.backbones.heads import load_head, save_head
 from pace.benchmark.cache import Cache
 from pace.benchmark.methods import Method
 from pace.benchmark.results import Results, Row
-from pace.cli.opening import images_of, read_gallery
+from pace.cli.fits import read_gallery
+from pace.cli.opening import images_of
 from pace.cli.runs import open_run
 from pace.files import read_tensors, reading, save_tensors
 from pace.metrics.scores import Score, Scores

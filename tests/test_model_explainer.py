@@ -56,6 +56,9 @@ def test_every_kind_of_picture_is_explained_alike(explainer, explanation, images
         theta = explainer(given).theta
         np.testing.assert_allclose(theta, explanation.theta[[0]].repeat(len(theta), 0), atol=1e-3)
     assert len(explainer(kinds)) == 6
+    grey = pixels[0].numpy()  # in whatever form
+    thetas = [explainer(given).theta for given in (grey, grey[..., None], pixels[:1], np.stack([grey] * 3, -1))]
+    np.testing.assert_allclose(thetas, [thetas[-1]] * 4, atol=1e-6)
     assert explainer(tmp_path / "bird.png").image_names == [str(tmp_path / "bird.png")]
     assert explainer([array, tmp_path / "bird.png"]).image_names == ["image 0", str(tmp_path / "bird.png")]
     assert len(images_from(kinds).subset([4, 0])) == 2
@@ -159,7 +162,9 @@ def test_some_of_the_images_are_explained_by_themselves(explanation, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert '"first":0' in text  # it opens on the first of them
     assert f"{two.image_names[0]}" in text
-    assert "(example)" in text
+    assert "(of the fit)" in text
+    whole = explanation.report(tmp_path / "whole.html").read_text(encoding="utf-8")
+    assert "(of the fit)" not in whole  # where all images of the fit are shown, none comes twice
 
 
 def test_what_is_saved_is_loaded_with_the_same_model_only(explainer, explanation, model, images, tmp_path):
@@ -194,15 +199,33 @@ def test_a_folder_a_named_model_and_a_probe_are_opened_again_from_what_was_saved
         explained.report(tmp_path / "page.html")
 
 
+def test_a_model_without_a_classifier_says_so_and_clusters_of_its_features_are_called_clusters(images):
+    import timm
+
+    bare = timm.create_model("test_vit", img_size=64, num_classes=0)
+    with pytest.warns(
+        UserWarning, match='this model has no classifier, .* head="clusters" from the model\'s own features'
+    ):
+        fitted = pace.explain_model(bare, images, 2, layer=-1, **QUICK)
+    with pytest.raises(ValueError, match="predicts no classes that concepts could speak for"):
+        fitted(images[0]).why()
+    assert images.class_names != ["cluster 1", "cluster 2"]  # as many, but these are labels
+    assert quick(bare, images, 2, layer=-1, head="clusters").class_names == ["cluster 1", "cluster 2"]
+
+
 def test_the_same_concepts_in_another_order_and_on_a_finer_grid_are_matched(explanation):
     order, count = [2, 0, 1], len(explanation)
     phi = explanation.phi.reshape(count, 14, 14, 3).repeat(2, 1).repeat(2, 2).reshape(count, -1, 3)[..., order]
     other = Explanation(explanation.theta[:, order], explanation.gamma[:, order], phi, (28, 28))
     found = pace.compare(explanation, other)
     assert {match.one: match.other for match in found} == {k: order.index(k) for k in range(3)}
-    for match in found:
-        own = explanation.phi[..., match.one]
-        assert match.alike == pytest.approx((own**2).sum() / (2 * own.sum() - (own**2).sum()), abs=1e-4)
+    assert [match.alike for match in found] == pytest.approx([1, 1, 1])
+    one, two = (
+        replace(explanation, phi=np.eye(3)[[[0, 0, 1]]], grid=(1, 3)),
+        replace(explanation, phi=np.eye(3)[[[0, 2, 2]]], grid=(1, 3)),
+    )
+    (both, *_), alike = pace.compare(one[:1], two[:1]), [match.alike for match in pace.compare(one[:1], two[:1])]
+    assert (both.one, both.other, alike) == (0, 0, pytest.approx([0.5, 0.5]))
     with pytest.raises(ValueError, match="explanations of the same images; found 12 and 3"):
         pace.compare(explanation, other[:3])
 

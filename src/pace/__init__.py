@@ -20,7 +20,7 @@ _HOME = {
     "ablate": "pace.ablation",
     "compare": "pace.comparing",
     "explain_model": "pace.model_explainer",
-    "load_run": "pace.cli.opening",  # runs are the command line's folders
+    "load_run": "pace.cli.fits",  # runs are the command line's folders
     "shortcuts": "pace.ablation",
 }
 _PARTS = ("backbones", "baselines", "benchmark", "demo", "extract", "images", "metrics", "observing", "showing")
@@ -43,7 +43,7 @@ __all__ = [
 if TYPE_CHECKING:
     from pace.ablation import ablate, shortcuts
     from pace.backbones import Backbone
-    from pace.cli.opening import load_run
+    from pace.cli.fits import load_run
     from pace.comparing import compare
     from pace.explainer import PACE
     from pace.explanation import Explanation

@@ -40,9 +40,12 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     grid = np.max([found.shape[1:3] for found in maps], 0)  # patches of the coarser one are repeated
     ours, theirs = (found[:, _places(found, grid, 1)][:, :, _places(found, grid, 2)] for found in maps)
     both = np.einsum("mrck,mrcl->kl", ours, theirs, optimize=True)
-    either = ours.sum((0, 1, 2))[:, None] + theirs.sum((0, 1, 2)) - both
-    alike = both / either.clip(1e-12)
-    pairs = [pair for pair in zip(*linear_sum_assignment(alike, maximize=True), strict=True) if either[pair] >= 1]
+    either = np.square(ours).sum((0, 1, 2))[:, None] + np.square(theirs).sum((0, 1, 2)) - both
+    alike = both / either.clip(
+        1e-12
+    )  # 1 for the same maps; where every patch has one concept, a plain share of patches
+    held = ours.sum((0, 1, 2))[:, None] + theirs.sum((0, 1, 2))
+    pairs = [pair for pair in zip(*linear_sum_assignment(alike, maximize=True), strict=True) if held[pair] >= 1]
     names = one.names, other.names
     matches = [
         Match(int(k), int(n), names[0][k].long, names[1][n].long, float(alike[k, n]))

@@ -287,7 +287,7 @@ class Explanation:
         shown = int(_is_shown(self.theta).any(0).sum()) if len(self) else self.n_concepts
         concepts = f"{self.n_concepts}" if shown == self.n_concepts else f"{shown} of {self.n_concepts}"
         parts = "" if self.part_of is None else f" of {self.n_parts} parts"
-        return f"Explanation({len(self)} images, {concepts} concepts{parts}, {level})"
+        return f"Explanation({len(self)} image{'s' * (len(self) != 1)}, {concepts} concepts{parts}, {level})"
 
     def _repr_html_(self) -> str:
         from pace.notebook import explanation_html

@@ -6,13 +6,13 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from pace.atomic import write_atomically
 from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model, usual_device
-from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, pooled_features, save_head
+from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, named_by, pooled_features, save_head
 from pace.editing import Edits, What
 from pace.explainer import PACE
-from pace.explanation import Array, Explanation
 from pace.files import CONCEPTS, GALLERY, HEAD
 from pace.images.datasets import has_splits
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
-from pace.naming import Name, class_titles, hidden_among, use_of
+from pace.model_explanation import ModelExplanation
+from pace.naming import use_of
 from pace.notebook import model_html
 from pace.observations import Lazy, Observations
 from pace.observing.extract import observe, observe_pair
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _GALLERY_SIZE = 6  # images of the fit that are named for every concept
 _GALLERY_SAMPLE = 4096  # images to choose them from, if these have to be observed again
 _EXAMPLES = 3  # of these shown beside images that are explained
-_DIGITS = 6
 
 
 class ModelExplainer:
@@ -164,7 +163,9 @@ class ModelExplainer:
         if own is None:
             return images
         place = {name: number for number, name in enumerate(own.names)}
-        return _Joined(images, own.subset(place[name] for name in names))
+        there, examples = set(images.keys()), own.subset(place[name] for name in names)
+        new = [number for number, key in enumerate(examples.keys()) if key not in there]
+        return _Joined(images, examples.subset(new)) if new else images
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write a folder as `pace fit` does, which `pace.load_run` and the command line's --run read."""
@@ -220,128 +221,6 @@ class ModelExplainer:
         return model_html(self.concepts, self.class_names)
 
 
-class Reason(NamedTuple):
-    """What a concept says for a class rather than another, in an image."""
-
-    concept: int
-    name: str
-    share: float  # θ
-    weight: float  # θ times how much more evidence the concept is for the one class; below 0 it is for the other
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ModelExplanation(Explanation):
-    """An `Explanation` that knows its images, what they are called, and what the model predicts.
-
-    In a notebook it shows pictures.
-    """
-
-    explainer: ModelExplainer = None  # type: ignore[assignment]
-    images: Any = None
-    observations: Observations = None  # type: ignore[assignment]
-
-    @property
-    def names(self) -> list[Name]:
-        """What the concepts are called now; as they were called, if others have been merged since."""
-        return self.explainer.concepts.names_ if self._is_of_these_concepts else super().names
-
-    @property
-    def _is_of_these_concepts(self) -> bool:
-        now = self.explainer.concepts.names_
-        return self.called is not None and [one.into for one in self.called] == [one.into for one in now]
-
-    @property
-    def image_names(self) -> list[str]:
-        return self.images.names if isinstance(self.images, ImageSet) else super().image_names
-
-    def prediction(self, image: int) -> dict[str, Any] | None:
-        if self.observations.predictions is None:
-            return None
-        said = np.asarray(self.observations.predictions[image])
-        n = int(said.argmax())
-        return {"class": n, "name": self._class_names[n], "probability": round(float(said[n]), _DIGITS)}
-
-    def _evidence(self, concept: int, image: int) -> float | None:
-        said, evidence = self.prediction(image), self.explainer.concepts.evidence_
-        return round(float(evidence[concept, said["class"]]), _DIGITS) if said and evidence.size else None
-
-    def concepts_of(self, name: str | int, n: int = 5) -> list[tuple[int, float]]:
-        """The concepts that speak most for a class in the images predicted as it: mean θ times the evidence, above 0."""
-        own = self._predictions.argmax(1) == (number := self._class(name))
-        theta, concepts = self.theta[own if own.any() else slice(None)], self.explainer.concepts
-        used = use_of(concepts.concept_weights_).used & ~hidden_among(self.names)
-        return summary.class_concepts(theta, concepts.evidence_[:, number], used, n)
-
-    def why(self, image: int = 0, one: str | int | None = None, other: str | int | None = None) -> list[Reason]:
-        """Why an image is of `one` class and not the `other`, by concept, strongest first; by default the likeliest two."""
-        likely = np.argsort(-self._predictions[image], kind="stable")
-        a, b = (self._class(int(likely[place]) if name is None else name) for place, name in enumerate((one, other)))
-        evidence, names, shown = self.explainer.concepts.evidence_, self.names, self.shown_concepts(image)
-        weights = self.theta[image] * (evidence[:, a] - evidence[:, b])
-        order = shown[np.argsort(-np.abs(weights[shown]), kind="stable")]
-        return [Reason(int(k), names[k].long, float(self.theta[image, k]), float(weights[k])) for k in order]
-
-    @property
-    def _predictions(self) -> Array:
-        if self.observations.n_classes < 2 or self.explainer.concepts.evidence_.shape[1] < 2:
-            raise ValueError("this model predicts no classes that concepts could speak for; explain_model takes a head")
-        return np.asarray(self.observations.predictions)
-
-    @property
-    def _class_names(self) -> list[str]:
-        return summary.class_names(self.explainer.class_names, self.images, self.observations.n_classes)
-
-    def _class(self, name: str | int) -> int:
-        names = self._class_names
-        known = {title: number for number, title in [*enumerate(class_titles(names)), *enumerate(names)]}
-        number = known.get(name, name) if isinstance(name, str) else name
-        if not isinstance(number, int) or not 0 <= number < len(names):
-            raise ValueError(f"there is no class {name!r} among {len(names)}: {', '.join(names[:5])}, …")
-        return number
-
-    def figure(self, image: int = 0) -> Any:
-        """A matplotlib figure of one image, its prediction, and where its largest concepts are."""
-        from pace.showing.figures import overlay
-
-        return overlay(
-            self.images, self, image, preprocessing=self.explainer.backbone.preprocessing, title=self._title(image)
-        )
-
-    def report(self, path: str | PathLike[str], title: str | None = None, **more: Any) -> Path:
-        """A page that opens on the first image, with all of these, and those of the fit that show the same concepts best.
-
-        `more` goes to `write_report`.
-        """
-        from pace.showing.report import write_report
-
-        explainer, names = self.explainer, self.image_names
-        wanted = [k for m in range(len(self)) for k in self.shown_concepts(m, _EXAMPLES)]
-        images = explainer.with_examples(self.images, wanted)  # none are added where they are there already
-        shown = names[0] if len(names) == 1 else f"{len(names)} pictures"
-        if images is not self.images:
-            whole = explainer(images)
-        else:
-            whole = self if self._is_of_these_concepts else explainer.explained(images, self.observations)
-        return write_report(
-            path, explainer.concepts, images, whole.observations, explanation=whole, scores=explainer.scores,
-            class_names=explainer.class_names, preprocessing=explainer.backbone.preprocessing,
-            title=title or f"What the transformer sees in {shown}", **{"first": 0} | more,
-        )  # fmt: skip
-
-    def __getitem__(self, images: int | slice | Array | list[int]) -> ModelExplanation:
-        rows = np.atleast_1d(np.arange(len(self))[images])
-        kept = self.images.subset(rows.tolist()) if isinstance(self.images, ImageSet) else self.images[rows]
-        found: Any = super().__getitem__(rows)
-        return replace(found, images=kept, observations=self.observations[rows])  # type: ignore[no-any-return]
-
-    def _title(self, image: int) -> str:
-        said, name = self.prediction(image), Path(self.image_names[image]).name
-        return name if said is None else f"{class_titles([said['name']])[0]}, {said['probability']:.0%} · {name}"
-
-    def _repr_png_(self) -> bytes:
-        return bytes(self.figure()._repr_png_())
-
-
 def explain_model(
     model: Any,
     images: Any,
@@ -391,8 +270,11 @@ def explain_model(
             such = "a module, None, or, for files, one of"
             raise ValueError(f"head: expected {such} {', '.join(map(repr, HEADS))}; found {head!r}")
         fitted = fit_head(head, pooled_features(backbone, pictures, batch_size), pictures.labels)
-        backbone.head, names = fitted.to(backbone.device), None if head == "clusters" else pictures.class_names
+        backbone.head, names = fitted.to(backbone.device), named_by(head, fitted, pictures.class_names)
     seen, perturbed = observe_pair(backbone, pictures, seed=seed, batch_size=batch_size)
+    if not seen.n_classes:
+        instead = 'head="probe" or "knn" makes some from labels, head="clusters" from the model\'s own features'
+        warnings.warn(f"this model has no classifier, so there are no predictions to explain; {instead}", stacklevel=2)
     concepts = PACE(n_concepts, seed=seed, **parameters).fit(seen, perturbed=perturbed)
     known = class_names or (names if len(names or ()) == seen.n_classes else None)
     called = summary.class_names(known, pictures, seen.n_classes) or None
@@ -427,12 +309,11 @@ def typical_images(concepts: PACE, observations: Observations, images: ImageSet)
 
 
 class _Joined(ImageSet):
-    """Some images, then examples."""
+    """Some images, then examples from the fit, which are called so."""
 
     def __init__(self, images: ImageSet, examples: ImageSet) -> None:
         self.own, self.examples = images, examples
-        names = [f"{name} (example)" if name in images.names else name for name in examples.names]
-        super().__init__([*images.names, *names], None, None)
+        super().__init__([*images.names, *(f"{name} (of the fit)" for name in examples.names)], None, None)
 
     def __getitem__(self, index: int) -> Tensor:
         return self.own[index] if index < len(self.own) else self.examples[index - len(self.own)]

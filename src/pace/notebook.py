@@ -35,7 +35,8 @@ def explanation_html(explanation: Explanation) -> str:
             name = escape(names[one.kind_of(0, n)].label)
             rows.append([title, name, _meter(share, 1, f"{share:.2f}"), f"{low[n]:.2f} to {high[n]:.2f}"])
             title = ""
-    table = _table(["image", _column(names), "share θ", "90 % interval"], rows)
+    share_of = "share of the part, θ" if by_part else "share θ"
+    table = _table(["image", _column(names), share_of, "90 % interval"], rows)
     return f"<div><p>{escape(repr(explanation))}</p>{_pictures(explanation)}{table}</div>"
 
 

@@ -182,7 +182,8 @@ class Observations:
     def __repr__(self) -> str:
         classes = f"{self.n_classes} classes" if self.n_classes else "no predictions"
         grid = f"{self.grid[0]} x {self.grid[1]}" if self.grid else "no grid"
-        return f"Observations({len(self)} images, {self.n_tokens} tokens ({grid}), d = {self.dim}, {classes})"
+        images = f"{len(self)} image{'s' * (len(self) != 1)}"
+        return f"Observations({images}, {self.n_tokens} tokens ({grid}), d = {self.dim}, {classes})"
 
 
 def _as_array(field: str, value: ArrayLike) -> ArrayLike:

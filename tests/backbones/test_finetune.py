@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pace import files
 from pace.backbones import Backbone, finetune, load, load_finetuned
+from pace.backbones.find import describe_tower
 from pace.backbones.finetuning import Finetuned, split_off
-from pace.backbones.libraries import describe_tower
 from pace.backbones.training import Augmentation, Trainer, parameter_groups
 from pace.images import Color, ImageSet
 

@@ -204,6 +204,12 @@ def test_patches_that_are_merged_bound_the_search(asked: list[tuple[list[int], i
         assert [blocks for blocks, _ in asked] == [considered]
 
 
+def test_for_one_image_it_is_the_last_block() -> None:
+    said: list[str] = []
+    assert choose_layer(model(0), pictures()[:1], report=said.append) == 3
+    assert said == ["block 3, the last one: blocks are compared by several images, and there is one"]
+
+
 def test_a_model_of_one_block_has_no_other(asked: list[tuple[list[int], int]]) -> None:
     assert choose_layer(model(0, depth=1), pictures()) == 0
 
@@ -234,16 +240,9 @@ def test_an_object_that_looks_itself_is_asked_with_the_attention_it_gives() -> N
     assert choose_layer(Own(4), torch.rand(4, 3, 8, 8)) in (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"images": pictures(1)}, "expected 2 images or more to compare; found 1"),
-        ({"images": [1, 2, 3]}, "image 0: expected a tensor"),
-    ],
-)
-def test_mistakes_are_said(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        choose_layer(model(), **{"images": pictures(), **options})
+def test_what_is_no_image_is_refused() -> None:
+    with pytest.raises(ValueError, match="image 0: expected a tensor"):
+        choose_layer(model(0), images=[1, 2, 3])
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from pace.backbones import Backbone, Tower, load
-from pace.backbones.checkpoints import is_torchvision, recognise
-from pace.backbones.libraries import describe
+from pace.backbones.find import describe
+from pace.backbones.from_weights import is_torchvision, recognise
 
 Weights = dict[str, torch.Tensor]
 
@@ -188,6 +188,16 @@ def test_what_is_more_than_weights_is_refused_with_what_would_do(tmp_path: Path,
     torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)).save(str(file))
     with pytest.raises(ValueError, match="a TorchScript archive can run code"):
         load(file)
+
+
+def test_the_weights_of_a_convolutional_network_are_told_as_such(tmp_path: Path) -> None:
+    layers = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
+    )
+    torch.save(layers.state_dict(), tmp_path / "net.pth")
+    for named in ({}, {"model": "resnet18"}):
+        with pytest.raises(ValueError, match=r"net.pth: the weights of a convolutional network, .* DINOv2 would serve"):
+            load(tmp_path / "net.pth", **named)
 
 
 def test_weights_that_do_not_fit_are_counted_in_one_line(tmp_path: Path, tiny: nn.Module) -> None:

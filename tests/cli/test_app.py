@@ -36,6 +36,8 @@ def test_pace_alone_lists_the_commands_and_has_a_version():
     outcome = invoke()
     assert outcome.code == 0
     assert all(command in outcome.out for command in COMMANDS)
+    assert "..." not in outcome.out.partition("Commands:")[2]  # every command is told of in one line
+    assert [line.split()[1] for line in examples(outcome.out)] == ["fit", "explain", "evaluate", "report"]
     assert invoke("--version").out == f"pace {__version__}\n"
 
 
@@ -48,6 +50,7 @@ def test_help_has_an_example_that_parses_and_the_options_of_every_command(comman
         parses(line)
     of_runs = () if command in ("runs", "compare", "name", "find") else ("--config", "--out")  # these make none
     assert all(option in options for option in ("--json", "--debug", *of_runs))
+    assert not re.search(r"<[a-z]", options)  # as in <int range>
 
 
 def test_the_page_about_the_command_line_has_every_command_and_its_examples_parse():
@@ -111,7 +114,7 @@ def test_a_gpu_is_taken_where_there_is_one_apples_too(monkeypatch: pytest.Monkey
         (["fit", "--memory", "abc"], "expected bytes or a size like '8GB' or '8GiB'; found abc"),
         (["fit", "--layer", "last"], "expected a whole number or auto; found last"),
         (["extract", "--images", "color"], "--model"),
-        (["explain"], "pictures"),
+        (["explain"], "PICTURE"),
         (["explain", "flat/0.png", "--level", "90"], "less than or equal to 1"),
     ],
 )

@@ -48,6 +48,14 @@ def test_fit_leaves_a_model_that_the_library_loads(workshop: Path):
     assert record(workshop / "fit")["results"]["selection"] is None
 
 
+def test_a_fit_on_one_image_warns(elsewhere: Path):
+    (elsewhere / "one").mkdir()
+    shutil.copy(elsewhere / "shop" / "flat" / "0.png", elsewhere / "one")
+    outcome = invoke("fit", "--images", "one", *SHOP_MODEL, "--concepts", "2", "--out", "fit", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["warnings"] == ["there was one image to learn from; its concepts say little about others"]
+
+
 def test_fit_prints_the_concepts_and_what_to_do_next(elsewhere: Path):
     outcome = invoke(*FIT, "--no-pairs", "--limit", "8", "--out", "run")
     assert outcome.code == 0
@@ -118,7 +126,7 @@ def test_a_clip_in_a_file_predicts_the_names_it_is_given(elsewhere: Path):
     fit = ("fit", "--images", "shop/flat", "--model", "clip.pt", *QUICK, "--layer", "-1", "--no-pairs")
     outcome = invoke(*fit, "--classes", "names.txt", "--out", "run")
     assert outcome.code == 0, outcome.err
-    assert "clip.pt: taken for CLIP, 32 pixels, normalised as clip" in outcome.out
+    assert "clip.pt: taken for CLIP; images are taken at 32 x 32 pixels and normalised as clip" in outcome.err
     kept = record(elsewhere / "run")
     assert kept["model"]["class_names"] == ["wren", "crow", "robin"]
     assert kept["configuration"]["classes"] == str(elsewhere / "names.txt")
@@ -251,7 +259,7 @@ def test_a_fit_on_extracted_observations_finds_the_same_concepts(elsewhere: Path
 
 
 def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere: Path):
-    from pace.cli.opening import kept_views
+    from pace.cli.observing import kept_views
     from pace.cli.runs import open_run
     from pace.images import Folder, Perturbation
 
@@ -340,6 +348,8 @@ def test_the_benchmark_takes_a_finetuned_folder(tuned: Path, monkeypatch: pytest
     assert outcome.code == 0, outcome.err
     (about,) = outcome.document["results"]["about"].values()
     assert (about["backbone"]["name"], about["backbone"]["training"]) == ("tuned", "as it comes")
+    listed = invoke("runs", "--json").document["runs"][-1]
+    assert (listed["command"], listed["of"]) == ("benchmark", "photos, tuned")
 
 
 def test_a_finetuned_folder_outlives_the_weights_it_began_with(elsewhere: Path):
@@ -352,7 +362,10 @@ def test_a_finetuned_folder_outlives_the_weights_it_began_with(elsewhere: Path):
     tune = ("finetune", "--images", "shop/photos", "--model", "first.pth", "--epochs", "1", "--out", "tuned")
     outcome = invoke(*tune)
     assert outcome.code == 0, outcome.err
-    assert "first.pth: taken for vit_tiny_patch16_224, 32 pixels, normalised as imagenet" in outcome.out
+    assert (
+        "first.pth: taken for vit_tiny_patch16_224; images are taken at 32 x 32 pixels and normalised as imagenet"
+        in outcome.err
+    )
     Path("first.pth").unlink()
     found = invoke("extract", "--images", "shop/flat", "--model", "tuned", "--no-pairs", "--json").document["model"]
     assert (found["class_names"], found["preprocessing"]["size"]) == (list(CLASSES), [32, 32])

@@ -20,8 +20,9 @@ FIT = ("fit", "--images", "photos")
         (("fit",), "--images and --model, or --observations"),
         (
             ("fit", "--images", "flwer", *MODEL),
-            "'flwer' is neither a folder nor one of color, birds, flower, cars, cub",
+            "flwer: no such file or folder, and not one of color, birds, flower, cars, cub",
         ),
+        (("fit", "--images", "flat/0.png", *MODEL), "flat/0.png: is a file; expected a folder"),
         (("fit", "--images", "flower", *MODEL), "--data-root"),
         (("fit", "--images", "flower", "--data-root", "none", *MODEL), "no setid.mat in none"),
         (("fit", "--images", "photos", "--split", "val", *MODEL), "no split 'val'; found test, train"),
@@ -97,7 +98,8 @@ def test_an_unreadable_picture_is_named_or_left_out(elsewhere: Path, workshop: P
     (elsewhere / "mixed" / "broken.png").write_bytes(b"no picture")
     outcome = invoke("explain", "mixed", "--run", "shop/fit")
     assert "broken.png cannot be read" in outcome.error
-    assert "--skip-unreadable" in outcome.error
+    assert outcome.error.endswith("; --skip-unreadable leaves such files out")
+    assert "on_error" not in outcome.error
     outcome = invoke("explain", "mixed", "--run", "shop/fit", "--skip-unreadable", "--json")
     assert len(outcome.document["results"]["images"]) == 7
     assert any("broken.png" in warning for warning in outcome.document["warnings"])

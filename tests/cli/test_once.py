@@ -47,7 +47,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def kept(folder: Path) -> Any:
-    from pace.cli.opening import kept_views
+    from pace.cli.observing import kept_views
     from pace.cli.runs import open_run
 
     return kept_views(open_run(str(folder), "fit", "extract"), pairs=True)

@@ -212,5 +212,8 @@ def test_scores_of_another_fit_are_left_out_or_refused(elsewhere: Path):
     left_out = invoke(*report)
     assert "the scores in runs/scores are of other concepts than runs/fit holds now, and are left out" in left_out.err
     assert "the report has no scores" in left_out.out
+    assert [run["verdict"] for run in invoke("runs", "--json").document["runs"] if run["run"] == "runs/fit"] == [
+        "not evaluated"
+    ]
     assert "other concepts" in invoke(*report, "--evaluation", "runs/scores").error
     assert "(the fit differs)" in invoke(*score).error

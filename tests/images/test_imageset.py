@@ -123,6 +123,6 @@ def test_open_images_takes_a_folder_and_its_splits(animals, tmp_path_factory):
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        FileNotFoundError, match="'fish' is neither a folder nor one of color, birds, flower, cars, cub"
+        FileNotFoundError, match="fish: no such file or folder, and not one of color, birds, flower, cars, cub"
     ):
         open_images("fish")

@@ -123,6 +123,14 @@ def test_formats_that_not_every_machine_reads_are_read_where_it_does(tmp_path, n
     assert Folder(tmp_path)[0].float().mean((1, 2)) == pytest.approx([200, 30, 40], abs=4)
 
 
+def test_a_heic_file_says_what_reads_it(tmp_path, monkeypatch):
+    formats = decoding.readable()
+    monkeypatch.setattr(decoding, "readable", lambda: {name: formats[name] for name in ("JPEG", "PNG")})
+    (tmp_path / "a.HEIC").write_bytes(b"ftypheic")
+    with pytest.raises(decoding.UnreadableImageError, match=r"HEIC needs pillow-heif \(pip install pillow-heif\)"):
+        decoding.decode(tmp_path / "a.HEIC")
+
+
 def test_one_image_to_learn_from_warns():
     one = planted(images=1).observations
     with pytest.warns(UserWarning, match="one image to learn from"):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pace.backbones.find import describe
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.libraries import describe
 from pace.backbones.tower import Look, Tower, eval_mode
 from pace.observations import Batch, Observations
 

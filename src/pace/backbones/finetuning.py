@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pace.backbones.checkpoints import misfit
+from pace.backbones.find import describe_tower
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.libraries import describe_tower, may_be_told, normalize_with
+from pace.backbones.from_weights import misfit
+from pace.backbones.libraries import may_be_told, normalize_with
 from pace.backbones.tower import Tower
 from pace.backbones.training import Augmentation, Epoch, Trainer, best_epoch
 from pace.files import read_tensors, reading, save_tensors

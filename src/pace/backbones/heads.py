@@ -140,9 +140,16 @@ def fit_head(kind: str, features: Tensor, labels: Any = None) -> nn.Module:
     return linear_probe(features, labels)
 
 
+def named_by(kind: str, head: nn.Module, class_names: Sequence[str] | None) -> Sequence[str] | None:
+    """What the classes of a fitted head are called: those of the labels, but clusters are nobody's classes."""
+    return [f"cluster {number}" for number in range(1, len(head.bias) + 1)] if kind == "clusters" else class_names  # type: ignore[arg-type]
+
+
 def _clusters(features: Tensor, labels: Any) -> Any:
     from sklearn.cluster import KMeans
 
+    if len(features) < 2:
+        raise ValueError("head: clusters are of several images; found 1")
     count = min(20, max(2, len(features) // 20)) if labels is None else int(torch.as_tensor(labels).max()) + 1
     found = KMeans(max(2, count), n_init=4, random_state=0).fit(F.normalize(features.float(), dim=-1).cpu().numpy())
     return np.unique(found.labels_, return_inverse=True)[1]

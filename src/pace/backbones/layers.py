@@ -78,7 +78,7 @@ def choose_layer(
 
     Meant for ``Backbone(model, layer, attention_layer=-1)``: patches are weighted by the last block's attention. Only the
     second half of the blocks is considered, and of Swin the last stage, all of them in one run of the model. Falls back to
-    the block with the largest share.
+    the block with the largest share, and for one image, which has nothing to be compared with, to the last block.
 
     Parameters
     ----------
@@ -139,6 +139,10 @@ def _best(
 ) -> tuple[int, Observations]:
     """The block that is chosen, and its own observations."""
     parts = np.split(np.arange(seen.dim), len(blocks.layers))
+    if len(seen) < 2:
+        if report is not None:
+            report(f"block {blocks.layer}, the last one: blocks are compared by several images, and there is one")
+        return blocks.layer, _block(seen, parts[0])
     shares: dict[int, float] = {}
     for number, layer in enumerate(blocks.layers):
         shares[layer] = within_share(_block(seen, parts[number]))

@@ -14,10 +14,11 @@ from torch import nn
 
 from pace.backbones import birds_vit, color_vit
 from pace.backbones.backbone import Backbone, Head
-from pace.backbones.checkpoints import FORMATS, is_torchvision, known, load_weights, torchvision_vit
 from pace.backbones.finetuning import load_finetuned
+from pace.backbones.from_weights import is_torchvision, known, load_weights, torchvision_vit
 from pace.backbones.libraries import may_be_told, normalize_with
 from pace.backbones.preprocessing import NORMALIZATIONS
+from pace.backbones.weight_files import FORMATS
 from pace.files import expect, read_json, reading
 
 Layer = int | Literal["auto"]

@@ -107,7 +107,15 @@ def _outcome(command: Callable[[], Any], options: dict[str, str], debug: bool) -
 app = typer.Typer(
     name="pace",
     cls=Commands,
-    help="Explain a vision transformer by concepts: of a dataset, of an image, of every patch.",
+    help="""Explain a vision transformer by concepts: of a dataset, of an image, of every patch.
+
+    \b
+    Example:
+      pace fit --images photos --model vit_base_patch16_224 --concepts 30
+      pace explain holiday.jpg
+      pace evaluate
+      pace report
+    """,
     # Boxes and colours only on terminals.
     rich_markup_mode="rich" if on_terminal(sys.stdout) else None,
     pretty_exceptions_enable=False,

@@ -45,7 +45,7 @@ def _message(error: BaseException) -> str:
         return f"{error.strerror}{where}{hint}"
     if type(error).__name__ == "UnreadableImageError":
         text = str(error).replace("PIL.Image.MAX_IMAGE_PIXELS", "--max-pixels")
-        return f"{text}; --skip-unreadable leaves such files out"
+        return text.replace('leave such files out with on_error="skip"', "--skip-unreadable leaves such files out")
     if isinstance(error, (ValueError, OSError, ImportError)):  # what the library raises for bad input
         return str(error) or type(error).__name__
     return f"unexpected {type(error).__name__}: {error} (--debug shows where)"

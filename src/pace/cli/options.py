@@ -80,9 +80,11 @@ class Compute:
 
 
 _IMAGES = _images_option(
-    metavar="NAME|FOLDER", help="color, birds, flower, cars, cub, or a folder with a folder per class."
+    metavar="FOLDER|NAME", help="A folder of photos, where subfolders are classes; or color, birds, flower, cars, cub."
 )
-_SPLIT = _images_option(help="Such as train or test.", show_default="train; test to evaluate and report")
+_SPLIT = _images_option(
+    metavar="NAME", help="Such as train or test.", show_default="train; test to evaluate and report"
+)
 DataRoot = Annotated[str | None, _images_option(metavar="FOLDER", help="The folder with flower, cars or cub.")]
 Keep = Annotated[
     bool, _images_option("--keep/--no-keep", help="Keep what the model saw in the run, for later commands.")
@@ -90,9 +92,16 @@ Keep = Annotated[
 SkipUnreadable = Annotated[bool, _images_option("--skip-unreadable", help="Leave out images that cannot be read.")]
 MaxPixels = Annotated[
     int | None,
-    _images_option("--max-pixels", min=1, help="Refuse larger images.", show_default="89478485, as Pillow advises"),
+    _images_option(
+        "--max-pixels", min=1, help="Refuse images with more pixels.", show_default="89478485, as Pillow advises"
+    ),
 ]
-Pairs = Annotated[bool, _images_option("--pairs/--no-pairs", help="Also use perturbed views, for stability.")]
+Pairs = Annotated[
+    bool,
+    _images_option(
+        "--pairs/--no-pairs", help="Also look at each image cropped, mirrored and recoloured, for stability."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -220,6 +229,10 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         return command(**values)
 
+    for parameter in expanded:
+        option = getattr(parameter.annotation, "__metadata__", [None])[0]
+        if option is not None and option.metavar is None:  # typer would say <int range>
+            option.metavar = "NUMBER" if re.search(r"\b(int|float)\b", str(parameter.annotation)) else "TEXT"
     run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in expanded}
     return run

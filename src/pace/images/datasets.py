@@ -206,9 +206,9 @@ def open_images(
         raise TypeError(f"images: expected a dataset's name or a folder; found {type(source).__name__}")
     path = Path(source).expanduser()
     if not os.path.isdir(path):  # false, too, for names that no file can have
-        raise FileNotFoundError(
-            f"{one_line(repr(str(path)))} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}"
-        )
+        what = f"no such file or folder, and not one of {', '.join([*GENERATED, *DATASETS])}"
+        what = "is a file; expected a folder" if os.path.isfile(path) else what
+        raise FileNotFoundError(f"{one_line(str(path))}: {what}")
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
         if split not in subfolders:

@@ -96,6 +96,8 @@ def decode(path: Path) -> Tensor:
             image.load()
             return upright(image)
     except Exception as error:  # decoders raise nearly anything on damaged data: OSError, SyntaxError, struct.error, …
+        if path.suffix.lower() in _FORMATS["HEIF"] and "HEIF" not in readable():
+            raise UnreadableImageError(path, "HEIC needs pillow-heif (pip install pillow-heif)") from error
         raise UnreadableImageError(path, " ".join(str(error).split()) or type(error).__name__) from error
 
 

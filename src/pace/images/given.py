@@ -25,7 +25,7 @@ def images_from(
         return ImageFiles(Path(), [str(file)]) if file.is_file() else open_images(given, data_root, split, on_error)
     if isinstance(given, np.ndarray) and given.ndim == 4:
         return torch.from_numpy(given).permute(0, 3, 1, 2)
-    if hasattr(given, "getbands") or (isinstance(given, (Tensor, np.ndarray)) and given.ndim == 3):
+    if hasattr(given, "getbands") or (isinstance(given, (Tensor, np.ndarray)) and given.ndim in (2, 3)):
         given = [given]
     return GivenImages(given) if isinstance(given, (list, tuple)) and given else given
 
@@ -63,6 +63,8 @@ def pixels_of(image: Any, name: str = "images") -> Tensor:
     pixels = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
     if not isinstance(image, Tensor) and pixels.ndim == 3:
         pixels = pixels.permute(2, 0, 1)
+    if pixels.ndim == 2 or (pixels.ndim == 3 and len(pixels) == 1):  # grey
+        pixels = pixels.expand(3, *pixels.shape[-2:])
     if pixels.ndim != 3 or pixels.shape[0] != 3:
         wanted = "a tensor (3, height, width) or an array (height, width, 3)"
         raise ValueError(f"{name}: expected {wanted} each; found {type(image).__name__} {tuple(np.shape(image))}")

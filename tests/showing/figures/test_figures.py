@@ -257,6 +257,20 @@ def test_figures_have_the_users_names_cut_to_their_room_and_leave_hidden_concept
         assert f"Concept {second}" not in texts_of(figure)
 
 
+def test_an_image_of_parts_is_drawn_with_the_shares_of_its_parts():
+    phi = np.array([[[0.5, 0.25, 0.25], [1, 0, 0], [0.25, 0, 0.75], [0, 1, 0]]])
+    gamma = np.array([[7.0, 5.0, 4.0]])
+    parts = np.array([0, 1, 0])
+    explanation = Explanation(
+        gamma / gamma.sum(), gamma, phi, (2, 2), part_of=parts, called=concept_names(parts, np.array([9.0, 1.0, 2.0]))
+    )
+    images = np.zeros((1, 8, 8, 3), np.uint8)
+    texts = texts_of(overlay(images, explanation, 0))
+    assert [t for t in texts if "kind" in t] == ["A · kind 1", "B · kind 1"]
+    assert [t[:6] for t in texts if t.startswith("θ")] == ["θ 0.69", "θ 0.31"]
+    assert [t[:6] for t in texts_of(overlay(images, explanation, 0, [0])) if t.startswith("θ")] == ["θ 0.44"]
+
+
 def test_class_concepts_are_those_that_carry_the_class_in_its_own_images():
     model, observations = fitted(4)
     theta, evidence = model.transform(observations), model.evidence_

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.opening import load_run
+from pace.cli.fits import load_run
 from pace.cli.output import say, table
 
 _ALIKE = 0.1  # of the patches of either that both hold, from which concepts are listed as the same
@@ -22,7 +22,9 @@ def compare(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> dict[str, Any]:
-    """Say which concepts of two fits are the same: those that lie in the same places of the same images.
+    """Say which concepts of two fits are the same.
+
+    These are the ones that lie in the same places of the same images.
 
     \b
     Example:

@@ -17,14 +17,14 @@ def demo(
     per_class: Annotated[int, typer.Option(min=10, help="Birds to draw of each class.")] = 60,
     seed: options.Seed = 0,
 ) -> dict[str, Any]:
-    """See it work on birds that it draws itself, with a model that comes with it.
+    """See it work on birds that it draws itself.
 
     \b
     Example:
       pace demo
 
-    Draws birds, learns by which parts and kinds of parts a small transformer tells them apart, scores this against the
-    true ones and writes a report. Needs no data, weights or network.
+    Draws birds, learns by which parts a small transformer, which comes with the package, tells them apart, scores this
+    against the true ones and writes a report. Needs no data, weights or network.
     """
     with busy("starting"):  # importing torch takes seconds
         from pace import demo as library

@@ -8,16 +8,9 @@ import numpy as np
 import typer
 
 from pace.cli import options
-from pace.cli.opening import (
-    discard,
-    has_kept,
-    image_record,
-    in_memory,
-    kept_views,
-    open_fit,
-    reopen_images,
-    source_of,
-)
+from pace.cli.fits import open_fit
+from pace.cli.observing import discard, has_kept, in_memory, kept_views, source_of
+from pace.cli.opening import image_record, reopen_images
 from pace.cli.output import note, say, show_scores
 from pace.cli.runs import running
 
@@ -42,14 +35,14 @@ def evaluate(
     every: Annotated[bool, typer.Option("--all", help="Print all scores, not only the main ones.")] = False,
     hidden_images: Annotated[int | None, _HIDING] = None,
 ) -> dict[str, Any]:
-    """Score a fit, warn where scores mislead, and say what to believe.
+    """Score a fit, and say what to believe.
 
     \b
     Example:
       pace fit --images color --model color --concepts 8
       pace evaluate
 
-    Uses the test split of the fit's images, unless --images names others.
+    Uses the test split of the fit's images, unless --images names others. Warns where scores mislead.
     """
     found = open_fit(ctx, fit)
     from pace.metrics import evaluate as score
@@ -75,7 +68,7 @@ def evaluate(
         truth = known_truth(test, backbone.preprocessing, seen.grid) if seen.grid else {}
         train = train if rest is None else train[rest]
         hiding = None
-        if hidden_images is None:
+        if hidden_images is None and seen.n_classes:
             hidden_images = _hidden(found.device, len(test))
         if hidden_images and seen.n_classes:
             order = np.random.default_rng(images.seed).permutation(len(test))

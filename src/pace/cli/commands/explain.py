@@ -12,21 +12,23 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.opening import FitRun, allow, discard, open_fit
+from pace.cli.fits import FitRun, open_fit
+from pace.cli.observing import discard
+from pace.cli.opening import allow
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
 from pace.naming import Name, class_titles
 
 if TYPE_CHECKING:
     from pace.images import ImageSet
-    from pace.model_explainer import ModelExplanation
+    from pace.model_explanation import ModelExplanation
 
 _PRINTED = 20  # pictures; the rest is in the files, without ablation
 _DRAWN = 3  # pictures in the figure
 _REPORTED = 400  # pictures in the report
 _EXAMPLES = 3  # images of the fit per concept
 _ABLATION_HELP = "Take the concepts away one by one and see what is predicted without them."
-_PICTURES = typer.Argument(help="Image files, or folders of them.", show_default=False)
+_PICTURES = typer.Argument(metavar="PICTURE", help="Image files, or folders of them.", show_default=False)
 
 
 def explain(
@@ -126,7 +128,7 @@ def _ablate(explanation: ModelExplanation, explained: list[dict[str, Any]]) -> N
         for k in (row["concept"] for _, row in rows)
     ]
     assert explanation.phi is not None
-    with busy(f"taking {len(rows)} concepts away from {len(explained)} pictures"):
+    with busy(f"taking {len(rows)} concepts away, one by one"):
         hiding = hide_somehow(explanation.explainer.backbone, explanation.images, every)
         phi = patches_of(explanation.phi[every], explanation.prefix_tokens)
         done = take_away(hiding, phi, np.array([number for number, _ in rows]), sets, grid=explanation.grid)
@@ -171,8 +173,8 @@ def _write(
 def _show(picture: dict[str, Any], level: float, titles: Mapping[str, str], called: Sequence[Name]) -> None:
     say(picture["picture"], style="bold")
     prediction = picture["prediction"]
-    first = "part and kind" if "top_parts" in picture else "concept"
-    head = [first, "share θ", f"{100 * level:g} % interval", "also seen in"]
+    first = ["part and kind", "share of the part, θ"] if "top_parts" in picture else ["concept", "share θ"]
+    head = [*first, f"{100 * level:g} % interval", "also seen in"]
     if prediction:
         predicted = titles.get(prediction["name"], prediction["name"])
         say(f"prediction: {predicted} ({100 * prediction['probability']:.1f} %)")

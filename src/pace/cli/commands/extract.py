@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import typer
 
 from pace.cli import options
-from pace.cli.opening import device_of, image_record, kept_bytes, load_model, observe_once, open_images, weights_of
+from pace.cli.observing import kept_bytes, observe_once
+from pace.cli.opening import device_of, open_job
 from pace.cli.output import say
 from pace.cli.runs import running
 
@@ -23,9 +23,9 @@ def extract(
     pairs: options.Pairs = True,
     compute: options.Compute,
 ) -> dict[str, Any]:
-    """Save a model's observations of images to disk.
+    """Run a model over images and keep what it saw.
 
-    What `pace fit` does first, without the fit.
+    Several fits can then start from it. `pace fit` does the same first, and keeps it too.
 
     \b
     Example:
@@ -34,16 +34,10 @@ def extract(
 
     If it is stopped, the same command with the same --out resumes it.
     """
-    device = device_of(compute.device)
-    from pace.backbones import ModelChoice
-
-    opened, choice = open_images(images), ModelChoice(model, **asdict(how))
-    loaded, record = load_model(choice), image_record(images, opened)
-    facts = {"images": record, "weights": weights_of(loaded[0])}
-    with running(ctx, images.images, device=device, **facts) as run:
-        about = images, opened, choice, loaded, head, pairs, device, compute.batch_size
-        explained, (seen, perturbed) = observe_once(run, *about)
-        explained.save_into(run, seen, opened)
+    job = open_job(images, model, how, head, compute, device_of(compute.device))
+    with running(ctx, images.images, device=job.device, **job.about()) as run:
+        explained, (seen, perturbed) = observe_once(run, job, pairs)
+        explained.save_into(run, seen, job.images)
         size = kept_bytes(run)
         run.record["results"] = {"images": len(seen), "bytes": size}
     say(f"{seen}{'' if perturbed is None else ' and their perturbed views'}")

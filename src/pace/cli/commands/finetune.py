@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.opening import device_of, image_record, load_model, open_images, say_what_was_recognised
+from pace.cli.opening import device_of, image_record, load_model, open_images, say_how_it_is_used
 from pace.cli.output import say, table
 from pace.cli.runs import located, running
 
@@ -47,7 +47,7 @@ def finetune(
 
     opened, base = open_images(images), ModelChoice(model, **asdict(how))
     network, _ = load_model(base)
-    say_what_was_recognised(base, network)
+    say_how_it_is_used(base, network)
     about = {"model": asdict(replace(base, name=located(model))), "images": image_record(images, opened)}
     with running(ctx, images.images, device=device, **about) as run:
         found = train(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pace.cli import opening, options
+from pace.cli import observing, opening, options
 from pace.cli.errors import Problem
-from pace.cli.opening import source_of
+from pace.cli.fits import read_gallery
 from pace.cli.output import busy, first_process, say, several_processes, table
 from pace.cli.runs import Run, earlier_results, open_run, running
 from pace.naming import use_of
@@ -70,32 +70,27 @@ def fit(
         learner = _estimator(estimator, images.seed, device)
         explained = views = None
         if observations is not None:
-            source = source_of(open_run(observations, "fit", "extract"))
-            views = opening.kept_views(source, pairs)
+            source = observing.source_of(open_run(observations, "fit", "extract"))
+            views = observing.kept_views(source, pairs)
             opened, explained = opening.reopen_images(source), opening.reopen_model(source, device)
-            record, weights = source.record["images"], opening.weights_of(explained.backbone)
+            about = {"images": source.record["images"], "weights": opening.weights_of(explained.backbone)}
         else:
-            from pace.backbones import ModelChoice
-
-            opened, choice = opening.open_images(images), ModelChoice(str(model), **asdict(how))
-            record, loaded = opening.image_record(images, opened), opening.load_model(choice)
-            weights = opening.weights_of(loaded[0])
-            asked = images, opened, choice, loaded, head
+            job = opening.open_job(images, str(model), how, head, compute, device)
+            opened, about = job.images, job.about()
             if learner.minibatch is not None or learner.distributed:
-                explained = opening.open_streamed(*asked, device, compute.batch_size)
+                explained = observing.open_streamed(job)
                 once = learner.minibatch is None  # each process computes its own share once
                 shape = pairs, learner.seed, compute.batch_size, once
-                views = opening.stream_images(explained.backbone, opened, *shape)
-        about = {"images": record, "weights": weights}
+                views = observing.stream_images(explained.backbone, opened, *shape)
         if not first_process() and ctx.params["out"]:
             earlier_results(ctx, Path(ctx.params["out"]).expanduser(), about)  # refuses what the first process refuses
-        recorded: Any = running(ctx, record["images"], device=device, **about)
+        recorded: Any = running(ctx, about["images"]["images"], device=device, **about)
         with recorded if first_process() else nullcontext() as run:
             if explained is None or views is None:
                 assert run is not None  # several processes stream
-                explained, views = opening.observe_once(run, *asked, pairs, device, compute.batch_size)
+                explained, views = observing.observe_once(run, job, pairs)
             if not isinstance(views[0], Lazy) and not learner.distributed:
-                views = opening.in_memory(views, device)
+                views = observing.in_memory(views, device)
             _learn(learner, *views, ctx.params["out"], checkpoint_every)
             if run is None:  # the first process saves and prints
                 return {}
@@ -104,7 +99,7 @@ def fit(
             explained.save_into(run, views[0], opened)
             run.record["results"] = _save(run, explained, learner, views[0], opened)
             if not keep:
-                opening.discard(run)
+                observing.discard(run)
             if learner.interrupted_:
                 unit = "minibatches" if learner.n_steps_ else "epochs"
                 raise KeyboardInterrupt(f"after {learner.n_iter_} {unit}; what was learned is in {run.folder}")
@@ -178,7 +173,7 @@ def _show(run: Run, learner: PACE) -> None:
     if learner.n_concepts == "auto" and (found := learner.selection_) is not None:
         say(f"found {found.n_concepts} concept{'s' * (found.n_concepts > 1)} in {found.images} images")
     use = use_of(learner.concept_weights_)
-    examples = opening.read_gallery(run, len(learner.means_))
+    examples = read_gallery(run, len(learner.means_))
     names = learner.names_
     rows = [[names[k].label, f"{100 * use.shares[k]:.1f} %", examples[k][0]] for k in use.order[:_SHOWN]]
     table(["concept", "share of the images", "nearest patch in"], rows, words=(0, 2))
@@ -186,8 +181,8 @@ def _show(run: Run, learner: PACE) -> None:
     kinds = "" if learner.part_of_ is None else f", kinds of {learner.n_parts_} parts,"
     say(f"{len(use.order)} of {len(use.shares)} concepts{kinds} in use after {epochs} epochs")
     say(f"written to {run.folder}")
-    if opening.has_kept(run):
+    if observing.has_kept(run):
         say(
-            f"{opening.kept_bytes(run) / 1e6:.0f} MB of it are what the model saw, for later commands; --no-keep deletes them"
+            f"{observing.kept_bytes(run) / 1e6:.0f} MB of it are what the model saw, for later commands; --no-keep deletes them"
         )
     say(f"next: pace explain PICTURE --run {run.folder}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pace.cli import opening, options
+from pace.cli import fits, observing, options
 from pace.cli.errors import Problem
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, open_run
@@ -105,7 +105,7 @@ def find(
     Example:
       pace find "red head" --clip ViT-B-32/openai
     """
-    looking, gallery = _words(opening.chosen_run(fit_run), clip, device)
+    looking, gallery = _words(fits.chosen_run(fit_run), clip, device)
     names, found = looking.names, looking.find(text)
     rows = [[names[one.concept].label, f"{one.score:.2f}", *gallery[one.concept][:1]] for one in found[:_FOUND]]
     table(["concept", "score", "nearest patch in"], rows, words=(0, 2))
@@ -124,7 +124,7 @@ def _list(run: Run, concepts: PACE, edits: Edits) -> None:
     for group in edits.merges:
         concepts = concepts.merged(*group)
     use, names = use_of(concepts.concept_weights_), edits.names
-    gallery = opening.read_gallery(run, len(names))
+    gallery = fits.read_gallery(run, len(names))
     shown = [names[k] for k in use.order if not names[k].hidden]
     rows = [[one.short, one.label, f"{100 * use.shares[one.number]:.1f} %", gallery[one.number][0]] for one in shown]
     table(["concept", "name", "share of the images", "nearest patch in"], rows, words=(0, 1, 3))
@@ -138,8 +138,8 @@ def _list(run: Run, concepts: PACE, edits: Edits) -> None:
 def _words(run: Run, clip: str | None, device: str) -> tuple[Words, list[list[str]]]:
     from pace.words import Words
 
-    explainer, source = opening.load_run(run.folder, device=device), opening.source_of(run)
-    kept = opening.kept_views(source, False)[0] if opening.has_kept(source) else None
+    explainer, source = fits.load_run(run.folder, device=device), observing.source_of(run)
+    kept = observing.kept_views(source, False)[0] if observing.has_kept(source) else None
     with busy("looking at the concepts"):
         return Words(explainer, clip, observations=kept), explainer.gallery
 

@@ -10,7 +10,9 @@ import typer
 
 from pace.cli import options
 from pace.cli.errors import Problem
-from pace.cli.opening import FitRun, discard, image_record, open_fit, open_images
+from pace.cli.fits import FitRun, open_fit
+from pace.cli.observing import discard
+from pace.cli.opening import image_record, open_images
 from pace.cli.output import busy, say
 from pace.cli.runs import Run, running
 from pace.files import reading

@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.opening import evaluations_of
+from pace.cli.fits import evaluations_of, scores_of
 from pace.cli.output import say, table
 from pace.cli.runs import RUNS, Run, all_runs
 
-_FOLDER = typer.Argument(help="The folder that holds the runs.")
+_FOLDER = typer.Argument(metavar="FOLDER", help="The folder that holds the runs.")
 
 
 def runs(
     folder: Annotated[Path, _FOLDER] = RUNS, json: options.Json = False, debug: options.Debug = False
 ) -> dict[str, Any]:
-    """List the runs there are, what each is of, and whether to believe it.
+    """List the runs there are, and whether to believe them.
 
     \b
     Example:
@@ -36,8 +36,9 @@ def runs(
 
 def _line(run: Run, scored: list[Run]) -> dict[str, str]:
     record, results = run.record, run.record["results"]
-    of = [(record.get(part) or {}).get(key) for part, key in (("images", "images"), ("model", "name"))]
     how = record["configuration"]
+    of = [(record.get(part) or {}).get(key) for part, key in (("images", "images"), ("model", "name"))]
+    of += [*(how.get("datasets") or "").split(","), how.get("backbone")]  # of `pace benchmark`
     about = [Path(str(name)).name for name in [*(how.get("pictures") or [])[:1], *of] if name]
     if len(how.get("pictures") or []) > 1:
         about[0] += f" and {len(how['pictures']) - 1} more"
@@ -46,7 +47,7 @@ def _line(run: Run, scored: list[Run]) -> dict[str, str]:
     verdict = results.get("verdict", "")
     if record["command"] == "fit" and results:
         about.append(f"{results['concepts']} concepts")
-        own = evaluations_of(run, scored)
-        verdict = own[-1].record["results"]["verdict"] if own else "not evaluated"
+        own = scores_of(run, evaluations_of(run, scored))
+        verdict = "not evaluated" if own is None else own["verdict"]
     first = {"run": str(run.folder), "command": record["command"], "of": ", ".join(about)}
     return first | {"status": record["status"], "verdict": verdict}

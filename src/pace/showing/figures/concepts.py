@@ -137,12 +137,18 @@ def overlay(
 ) -> Figure:
     """φ of one concept or several over an image, beside the image itself; a line goes around φ ≥ 0.5.
 
-    `concepts` is one concept, several, or None for those with the largest θ in the image. `images` are those that were
-    explained, in the same order.
+    `concepts` is one concept, several, or None for those with the largest θ in the image; where concepts are kinds of
+    parts, for its largest parts, with their kinds. `images` are those that were explained, in the same order.
     """
     pixels = Pictures(images, preprocessing, expected=len(explanation))[image]
-    wanted = drawing.chosen(concepts, explanation.shown_concepts(image, n_concepts), explanation.n_concepts)
-    low, high = (end[0] for end in explanation[image].interval(level))
+    one, by_part = explanation[image], explanation.part_of is not None and concepts is None
+    if by_part:
+        wanted = one.shown_parts(0, n_concepts).tolist()
+        shares, interval, maps = one.parts[0], one.part_interval(level), [one.part_map(0, p) for p in wanted]
+    else:
+        wanted = drawing.chosen(concepts, one.shown_concepts(0, n_concepts), explanation.n_concepts)
+        shares, interval, maps = one.theta[0], one.interval(level), [one.patch_map(0, k) for k in wanted]
+    low, high = (end[0] for end in interval)
     gap, columns = 8.0, min(4, len(wanted) + 1)
     lines = -(-(len(wanted) + 1) // columns)
     tall = _PICTURE * min(1.0, pixels.shape[0] / pixels.shape[1])
@@ -153,10 +159,10 @@ def overlay(
     for position, k in enumerate(wanted, 1):
         line, column = divmod(position, columns)
         x, y = MARGIN + column * (_PICTURE + gap), MARGIN + line * block
-        layout.write(x, y, drawing.title(explanation.names[k]), bold=True, room=_PICTURE)
-        interval = f"{level:.0%} in [{low[k]:.2f}, {high[k]:.2f}]"
-        layout.note(x, y + 10, f"θ {explanation.theta[image, k]:.2f}, {interval}", room=_PICTURE)
-        _show_heat(layout, pixels, explanation.patch_map(image, k), x, y + _HEAD, tall)
+        name = one.names[one.kind_of(0, k) if by_part else k]
+        layout.write(x, y, drawing.title(name), bold=True, room=_PICTURE)
+        layout.note(x, y + 10, f"θ {shares[k]:.2f}, {level:.0%} in [{low[k]:.2f}, {high[k]:.2f}]", room=_PICTURE)
+        _show_heat(layout, pixels, maps[position - 1], x, y + _HEAD, tall)
     x, y = layout.width - MARGIN - _SCALE + 4, MARGIN + _HEAD + tall * 0.1
     scale = ScalarMappable(Normalize(0, 1), _HEAT)
     layout.colorbar(scale, cax=layout.panel(x, y, 6, tall * 0.8), ticks=[0, 0.5, 1])

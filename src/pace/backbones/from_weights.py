@@ -1,35 +1,20 @@
-"""Weights in files as people have them: unpacked from what was saved around them, recognised, and made into a model."""
+"""A model from the weights in a file: recognised by their names and shapes, then made by the library it is of."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import math
-import pickle
 import re
-from argparse import Namespace
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
+from pace.backbones.find import CONVOLUTIONAL
 from pace.backbones.preprocessing import NORMALIZATIONS, Channels
-
-FORMATS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-
-Weights = dict[str, Tensor]
-
-# Where training scripts put the weights of a checkpoint; running averages come first, since they are what is published.
-_PLACES = ("state_dict_ema", "model_ema", "ema", "teacher", "state_dict", "model", "module", "student")
-
-# The first layer of timm and all that follows it (DINO, DeiT, MAE), of torchvision, and CLIP's CLS token. What precedes
-# such a name is a wrapper's prefix, like "module.", "model." or "backbone.".
-_TIMM, _TORCHVISION, _CLIP = "patch_embed.proj.weight", "conv_proj.weight", "visual.class_embedding"
-_TRANSFORMERS = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
+from pace.backbones.weight_files import CLIP, TIMM, TORCHVISION, Weights, read_weights
 
 _SIZES = {(192, 12): "tiny", (384, 12): "small", (512, 12): "medium", (768, 12): "base"}  # by d and depth
 _SIZES |= {(1024, 24): "large", (1280, 32): "huge", (1536, 40): "giant"}
@@ -40,13 +25,15 @@ _NAME_IT = "name it, as in --architecture vit_base_patch16_224 (in Python, model
 def load_weights(path: Path, architecture: str | None, options: dict[str, Any]) -> Any:
     """The model that a file's weights make. `options` are those of the library's constructor; ``img_size`` resizes
     position embeddings."""
-    weights, place, notes = _read(path)
+    weights, place, notes = read_weights(path)
+    if _is_convolutional(weights):
+        raise ValueError(f"{path}: the weights of {CONVOLUTIONAL}")
     size, what = options.get("img_size"), architecture
     try:
-        if _CLIP in weights and (architecture is None or architecture in import_module("open_clip").list_models()):
+        if CLIP in weights and (architecture is None or architecture in import_module("open_clip").list_models()):
             what = what or "a CLIP of open_clip"
             return _clip(weights, architecture, size)
-        if _TORCHVISION in weights and (architecture is None or is_torchvision(architecture)):
+        if TORCHVISION in weights and (architecture is None or is_torchvision(architecture)):
             what = what or "a VisionTransformer of torchvision"
             return torchvision_vit(weights, size)
         if architecture is not None:
@@ -60,6 +47,11 @@ def load_weights(path: Path, architecture: str | None, options: dict[str, Any]) 
     except RuntimeError as error:
         hint = "" if architecture else f"; if it is another, {_NAME_IT}"
         raise ValueError(f"{path}: not the weights of {what}: {misfit(error)}{hint}") from error
+
+
+def _is_convolutional(weights: Weights) -> bool:
+    attends = any(name.startswith("attn") or ".attn" in name or "attention" in name for name in weights)
+    return not attends and sum(value.ndim == 4 for value in weights.values()) > 2
 
 
 def _normalization(notes: dict[str, Any]) -> tuple[Channels, Channels] | None:
@@ -82,72 +74,13 @@ def misfit(error: RuntimeError) -> str:
     return ", ".join(parts) or " ".join(text.split())[:300]
 
 
-# From a file to the weights of one image model.
-
-
-def _read(path: Path) -> tuple[Weights, str, dict[str, Any]]:
-    """The weights without prefixes, the name they had in the checkpoint, and what `finetune` noted with them."""
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            notes = json.loads((file.metadata() or {}).get("pace", "{}"))
-            return _image_model({name: file.get_tensor(name) for name in file.keys()}, path), "", notes  # noqa: SIM118
-    if path.suffix not in FORMATS:
-        raise ValueError(f"{path}: expected weights in a file that ends in {', '.join(FORMATS)}")
-    content, place = _unpickled(path), ""
-    while isinstance(content, Mapping):
-        inner = next((name for name in _PLACES if isinstance(content.get(name), Mapping)), None)
-        if inner is None:
-            break
-        content, place = content[inner], inner
-    if isinstance(content, Mapping):
-        content = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    if not content or not isinstance(content, dict):
-        raise ValueError(f"{path}: no weights found in it; expected what torch.save(model.state_dict(), …) writes")
-    return _image_model(content, path), place, {}
-
-
-def _unpickled(path: Path) -> Any:
-    how = "where it was made, torch.save(model.state_dict(), 'weights.pt') saves the weights alone"
-    damaged = f"{path}: not a file of PyTorch, or a damaged one"
-    try:
-        with torch.serialization.safe_globals([Namespace]):  # the options of many a training script
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        try:
-            found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        except Exception:  # no archive at all
-            raise ValueError(damaged) from error
-        own = ", ".join(sorted(found, key=lambda name: name[:6] == "torch.")[:3])
-        raise ValueError(
-            f"{path}: holds more than weights ({own}), which can run code when it is read; {how}"
-        ) from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        if "TorchScript" in str(error):
-            raise ValueError(f"{path}: a TorchScript archive can run code when it is read; {how}") from error
-        raise ValueError(damaged) from error
-
-
-def _image_model(weights: Weights, path: Path) -> Weights:
-    """The weights of the vision transformer among them, without the prefixes of wrappers."""
-    weights = {name.replace("_orig_mod.", ""): value for name, value in weights.items()}
-    if any(".lora_" in name for name in weights):
-        raise ValueError(f"{path}: has LoRA weights; save the model that model.merge_and_unload() returns")
-    found = (re.fullmatch(rf"(|.*\.)({_CLIP}|{_TIMM}|{_TORCHVISION})", name) for name in weights)
-    prefixes = [match[1] for match in found if match]
-    if not prefixes and any(name.endswith(_TRANSFORMERS) for name in weights):
-        raise ValueError(f"{path}: weights of a transformers model; give the folder that has its config.json too")
-    averaged = [prefix for prefix in prefixes if re.search(r"\b(ema|teacher)", prefix)]
-    prefix = min(averaged or prefixes, key=len, default="")
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-
-
 # timm, and what shares its names.
 
 
 def recognise(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[str, int]:
     """timm's name for a vision transformer by the names and shapes of its weights, and the image size it has now."""
     depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-    width, _, patch, *_ = (*shapes.get(_TIMM, ()), 0, 0, 0)
+    width, _, patch, *_ = (*shapes.get(TIMM, ()), 0, 0, 0)
     size, positions = _SIZES.get((width, depth)), shapes.get("pos_embed", (1, 0, 0))[1]
     before = next((n for n in (0, 1, 2) if math.isqrt(max(positions - n, 0)) ** 2 == positions - n), positions)
     side = math.isqrt(positions - before)
@@ -175,7 +108,7 @@ def known(name: str) -> str:
 
 def _timm(weights: Weights, name: str, options: dict[str, Any], normalization: tuple[Channels, Channels] | None) -> Any:
     no_use: tuple[str, ...] = ("decoder", "mask_token") if "decoder_pos_embed" in weights else ()  # MAE's other half
-    no_use += ("visual.proj",) if _CLIP in weights else ()
+    no_use += ("visual.proj",) if CLIP in weights else ()
     weights = {key: value for key, value in weights.items() if not key.startswith(no_use)}
     classes = next((len(weights[key]) for key in ("head.weight", "head.fc.weight") if key in weights), 0)
     overlay: dict[str, Any] = {"state_dict": weights, "custom_load": False, "num_classes": classes}
@@ -211,7 +144,7 @@ def is_torchvision(name: str) -> bool:
 
 
 def torchvision_vit(weights: Weights, size: Any = None) -> Any:
-    width, _, patch, _ = weights[_TORCHVISION].shape
+    width, _, patch, _ = weights[TORCHVISION].shape
     if width not in (768, 1024, 1280):  # any number of heads would fit its shapes
         raise ValueError(
             f"a VisionTransformer of torchvision with d = {width}, and weights do not tell its number of heads; "
