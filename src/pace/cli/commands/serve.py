@@ -1,0 +1,69 @@
+"""`pace serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from pace.cli import options
+from pace.cli.errors import Problem
+from pace.cli.opening import allow, open_fit, open_images
+from pace.cli.output import busy, say
+from pace.cli.runs import Run
+
+_RUN = typer.Argument(metavar="RUN", help="Folder of a `pace fit`.", show_default="the latest in runs/")
+_IMAGES = typer.Option(
+    metavar="NAME|FOLDER", help="Pictures to begin with.", show_default="those of the fit, or their test split"
+)
+_LIMIT = typer.Option(min=1, help="Begin with a random sample of this many.")
+_PORT = typer.Option(min=0, max=65535, help="Of the address; 0 takes any that is free.")
+_MODEL = typer.Option("--model", metavar="PATH", help="Where the run's model is, if it has moved.")
+
+
+def serve(
+    ctx: typer.Context,
+    run: Annotated[str | None, _RUN] = None,
+    images: Annotated[str | None, _IMAGES] = None,
+    data_root: options.DataRoot = None,
+    limit: Annotated[int, _LIMIT] = 200,
+    port: Annotated[int, _PORT] = 0,
+    model: Annotated[str | None, _MODEL] = None,
+    max_pixels: options.MaxPixels = None,
+    device: options.Device = "auto",
+    debug: options.Debug = False,
+) -> None:
+    """Try it: a live page, on this machine alone, that explains pictures you drop on it.
+
+    Shows a picture's parts and kinds, what is predicted, and what is predicted without the ones you switch off.
+
+    \b
+    Example:
+      pace fit --images birds --model birds --concepts 40
+      pace serve
+
+    Open the address it prints; Ctrl-C ends it. Nobody else can open it, and pictures stay on this machine.
+    """
+    found = open_fit(ctx, options.FitOptions(fit_run=run, moved=model, device=device))
+    try:
+        from pace.serving import Session
+        from pace.serving import serve as answer
+    except ModuleNotFoundError as error:
+        raise Problem(f"{error}; pace serve needs more: pip install 'pace-xai[serve]'") from None
+    choice = found.other_images(options.ImageOptions(images=images, data_root=data_root, limit=limit))
+    if choice.images is None:
+        raise Problem("the images of this run were given in Python; name some with --images")
+    shown = open_images(choice)
+    allow(max_pixels)
+    with TemporaryDirectory() as folder:
+        seen, _ = found.observe(shown, False, Run(Path(folder), {}))
+    with busy("making the page"):
+        session = Session(found.fitted, shown, seen, f"What the transformer sees in {Path(choice.images).name}")
+    say(found.in_use)
+    say("open this page; Ctrl-C ends it:")
+    try:
+        answer(session, port, say)
+    except KeyboardInterrupt:  # how it ends
+        say("stopped")

@@ -1,0 +1,209 @@
+// Only on the page of pace serve: pictures that are dropped on it, and concepts that are switched off.
+
+const numbers = []; // the server's numbers of the pictures that were added
+const numberOf = (m) => (m < IMAGES ? m : numbers[m - IMAGES]);
+
+/** Ask the server; what it refuses is an error with its reason. */
+async function ask(path, body) {
+  const answer = await fetch(path, { method: "POST", body }).catch(() => {
+    throw new Error("pace serve does not answer. Is it still running?");
+  });
+  const found = await answer.json().catch(() => ({ error: `pace serve answers ${answer.status}` }));
+  if (!answer.ok) throw new Error(found.error);
+  return found;
+}
+
+// -- what is going on, below the page ----------------------------------------------------------------------------------
+
+const tray = h("div", { class: "tray" });
+document.body.append(tray);
+
+function tell(error) {
+  const line = h("p", { role: "alert" }, error.message, h("button", { type: "button", class: "button", onclick: () => line.remove() }, "Close"));
+  tray.append(line);
+}
+
+/** Waits for a promise; what takes longer is seen to be under way, with its seconds. */
+async function waiting(text, promise) {
+  const line = h("p", { role: "status" }), began = performance.now();
+  const timer = setInterval(() => {
+    line.textContent = `${text} … ${Math.floor((performance.now() - began) / 1000)} s`;
+    tray.append(line);
+  }, 400);
+  try {
+    return await promise;
+  } finally {
+    clearInterval(timer);
+    line.remove();
+  }
+}
+
+// -- pictures ----------------------------------------------------------------------------------------------------------
+
+/** One more entry of the Images view. */
+function addPicture({ number, name, picture, view, pointed }) {
+  const m = data.names.length;
+  data.names.push(name);
+  data.pointed?.push(pointed);
+  pictures[m] = picture;
+  numbers.push(number);
+  original.append(view);
+  areas.clear();
+  for (const { test, images } of FAULTS.values()) if (test(m)) images.add(m);
+  return m;
+}
+
+async function explain(file) {
+  const name = file.name || "picture";
+  if (file.size > data.live.largest) return tell(new Error(`${name}: larger than ${Math.floor(data.live.largest / 1e6)} MB`));
+  try {
+    const m = addPicture(await waiting(`Explaining ${name}`, ask(`pictures?name=${encodeURIComponent(name)}`, file)));
+    delete imagesView.order;
+    if (imagesView.element) imagesView.build();
+    byLink = true;
+    location.hash = link.image(m);
+    say(`${describeImage(m)}: explained`);
+  } catch (error) {
+    tell(error);
+  }
+}
+
+let line = Promise.resolve(); // one after the other
+const explainAll = (files) => { for (const file of files) line = line.then(() => explain(file)); };
+
+const chooser = h("input", { type: "file", accept: "image/*", multiple: true, hidden: true, onchange: () => {
+  explainAll([...chooser.files]);
+  chooser.value = "";
+} });
+document.body.append(chooser);
+document.getElementById("try").addEventListener("click", () => chooser.click());
+
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+addEventListener("dragover", (event) => {
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  document.body.classList.add("dropping");
+});
+addEventListener("dragleave", (event) => event.relatedTarget === null && document.body.classList.remove("dropping"));
+addEventListener("drop", (event) => {
+  document.body.classList.remove("dropping");
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  explainAll([...event.dataTransfer.files]);
+});
+addEventListener("paste", (event) => explainAll([...event.clipboardData.files]));
+
+// -- concepts switched off ---------------------------------------------------------------------------------------------
+
+const switchedOff = new Map(); // of an image, its overlays' names: a concept, or a part with all its kinds
+const outcomes = new Map(); // of an image, what is predicted so
+
+const offIn = (m) => switchedOff.get(m) ?? new Set();
+const conceptsOf = (what) => (typeof what === "number" ? [what] : kindsOf[partOfOverlay(what)]);
+
+function conceptSwitch(m, what) {
+  return data.live.predicts && h("button", {
+    type: "button", role: "switch", class: "switch", "aria-checked": String(!offIn(m).has(what)), "aria-label": `${overlayName(what)} in the prediction`,
+    onclick: (event) => {
+      const off = new Set(offIn(m));
+      if (!off.delete(what)) off.add(what);
+      event.currentTarget.setAttribute("aria-checked", String(!off.has(what)));
+      switchOff(m, off);
+    },
+  });
+}
+
+function switchOff(m, off) {
+  switchedOff.set(m, off);
+  outcomes.delete(m);
+  showOutcome(m);
+  if (off.size > 0) predict(m);
+}
+
+let isAsking = false;
+/** One question at a time, of several switches in a row the last: first what is predicted, then what to compare it with. */
+async function predict(m) {
+  if (isAsking) return;
+  isAsking = true;
+  const off = offIn(m), concepts = [...off].flatMap(conceptsOf);
+  try {
+    for (const compare of [false, true]) {
+      if (offIn(m) !== off) break;
+      const found = await waiting("Predicting", ask("without", JSON.stringify({ picture: numberOf(m), concepts, compare })));
+      if (offIn(m) !== off) break;
+      outcomes.set(m, found);
+      showOutcome(m);
+      const first = found.classes[0];
+      if (compare) say(`${data.classes[first.class]} ${percent(first.before, 0)} to ${percent(first.after, 0)}`);
+    }
+  } catch (error) {
+    if (offIn(m) === off) outcomes.set(m, null);
+    showOutcome(m);
+    tell(error);
+  }
+  isAsking = false;
+  const now = imagesView.state.image;
+  if (offIn(now).size > 0 && !outcomes.has(now)) predict(now);
+}
+
+/** What is predicted, in a card that stays in sight while concepts are switched off and on. */
+function outcome(m) {
+  return data.live.predicts && outcomeCard(m);
+}
+
+function showOutcome(m) {
+  if (m !== imagesView.state.image) return;
+  imagesView.detail.querySelector(".outcome")?.replaceWith(outcomeCard(m));
+}
+
+function outcomeCard(m) {
+  leaveOut(m);
+  const off = [...offIn(m)], found = off.length ? outcomes.get(m) : undefined;
+  const rows = found?.classes.slice(0, 4) ?? original.predictions[m].slice(0, 3).map(([n, before]) => ({ class: n, before }));
+  return h("section", { class: "card outcome", "aria-labelledby": "outcome", "aria-busy": String(off.length > 0 && found === undefined) },
+    h("div", { class: "headline" },
+      h("h2", { id: "outcome" }, "Prediction", off.length > 0 && ` without ${off.map(overlayName).join(", ")}`),
+      off.length > 0 && h("button", { type: "button", class: "button", onclick: () => { switchOff(m, new Set()); imagesView.showDetail(); } }, "Switch all on")),
+    h("ul", { class: "rows" }, rows.map(outcomeRow)),
+    found ? comparison(found) : note(`Switch ${PARTS ? "parts" : "concepts"} off below, and see the prediction without their patches.`));
+}
+
+function outcomeRow({ class: n, before, after, low, high }) {
+  const at = (value) => `${100 * value}%`;
+  const isChanged = after !== undefined;
+  return h("li", {}, h("a", { class: "clip", href: link.class(n) }, data.classes[n]),
+    h("span", { "aria-hidden": "true" },
+      h("span", { class: "bar" }, h("span", { style: { width: at(isChanged ? after : before) } }), isChanged && h("i", { style: { left: at(low), width: at(high - low) } })),
+      isChanged && h("span", { class: "bar perturbed" }, h("span", { style: { width: at(before) } }))),
+    h("span", { class: "figure" }, isChanged ? [`${percent(before, 0)} → `, h("b", {}, percent(after, 0))] : percent(before, 0)),
+    isChanged && high - low >= 0.01 && h("small", { class: "quiet" }, `90 % interval ${range(low, high)}`));
+}
+
+function comparison({ classes }) {
+  const first = classes.reduce((best, one) => (one.before > best.before ? one : best));
+  return note("Striped: with everything. ", first.area === undefined ? "Comparing with as much of the picture elsewhere …"
+    : [h("b", {}, data.classes[first.class]), ` without as much of the picture elsewhere: ${percent(first.area, 0)}; without as much attention: ${percent(first.attention, 0)}.`]);
+}
+
+/** The patches that are left out, grey in the picture. */
+function leaveOut(m) {
+  const stage = imagesView.pickers[0].stage;
+  stage.querySelector(".gone")?.remove();
+  if (!offIn(m).size) return;
+  const gone = new Float32Array(PATCHES);
+  for (const k of [...offIn(m)].flatMap(conceptsOf)) original.map(m, k).forEach((share, patch) => { gone[patch] += share; });
+  const canvas = h("canvas", { class: "overlay gone", "aria-hidden": "true" });
+  const pen = paint(canvas, (patch) => (gone[patch] > 0.5 ? "#8a8a8a" : "transparent"));
+  pen.strokeStyle = "#6d6d6d";
+  for (let patch = 0; patch < PATCHES; patch++) {
+    if (gone[patch] <= 0.5) continue;
+    const x = (patch % COLUMNS) * PATCH, y = Math.floor(patch / COLUMNS) * PATCH;
+    pen.beginPath();
+    pen.moveTo(x, y + PATCH);
+    pen.lineTo(x + PATCH, y);
+    pen.stroke();
+  }
+  stage.append(canvas);
+}
+
+data.live.added.forEach(addPicture);
