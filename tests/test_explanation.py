@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace import Explanation
+from pace.naming import concept_names
 
 
 def example(rows=3, columns=5, k=4, images=2, prefix=1):
@@ -107,7 +108,7 @@ def test_the_parts_of_an_image_come_largest_first_with_their_likeliest_kind():
 def test_names_go_by_use_in_the_model_not_by_the_images():
     explanation = nested_explanation()
     assert [name.short for name in explanation.names] == ["A1", "A2", "B1"]
-    used = replace(explanation, use=np.array([1.0, 2.0, 9.0]))
+    used = replace(explanation, called=concept_names(explanation.part_of, np.array([1.0, 2.0, 9.0])))
     assert [name.short for name in used[1].names] == ["B2", "B1", "A1"]
     assert [name.long for name in used.merged([[0, 1]]).names] == ["concept 0", "concept 1"]
 

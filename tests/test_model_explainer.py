@@ -16,6 +16,7 @@ from pace import Backbone, Explanation, Observations
 from pace.backbones import color_vit
 from pace.images import Color, Folder
 from pace.images.given import images_from
+from pace.naming import concept_names
 
 QUICK = {"covariance": "diag", "max_iter": 10, "n_init": 1, "progress": False, "device": "cpu"}
 
@@ -108,7 +109,10 @@ def test_rows_frames_files_and_dictionaries_say_the_same(explanation, tmp_path, 
 def test_where_concepts_are_kinds_rows_are_parts():
     gamma = np.array([[6.0, 3.0, 1.0], [1.0, 8.0, 2.0]])
     nested = Explanation(
-        gamma / gamma.sum(1, keepdims=True), gamma, part_of=np.array([0, 0, 1]), use=np.array([1.0, 2.0, 9.0])
+        gamma / gamma.sum(1, keepdims=True),
+        gamma,
+        part_of=(parts := np.array([0, 0, 1])),
+        called=concept_names(parts, np.array([1.0, 2.0, 9.0])),
     )
     rows = nested.to_rows()
     assert [(row["picture"], row["name"]) for row in rows] == [
@@ -220,3 +224,43 @@ def test_scores_say_what_to_believe_of_the_test_split_or_of_a_folder_without_spl
     assert scores.verdict
     assert explainer.scores is scores
     assert explainer.evaluate(tmp_path / "photos" / "test", bootstrap=0).as_dict() == scores.as_dict()
+
+
+def test_names_hidden_concepts_and_merges_are_the_users_and_can_be_taken_back(explainer, images, tmp_path):
+    explainer.save(tmp_path / "run")
+    ours = pace.load_run(tmp_path / "run", model=explainer.backbone.model, device="cpu")
+    before = ours(images)
+    assert ours.name(1, "<red> face") == "1 is called '<red> face'"
+    assert before.names[1].long == "<red> face"
+    assert "&lt;red&gt; face" in ours._repr_html_()
+    assert "<red>" not in ours._repr_html_() + before._repr_html_()
+    ours.hide(0)
+    assert 0 not in {row["concept"] for row in before.to_rows()}
+    ours.merge(2, 1)
+    after = ours(images)
+    np.testing.assert_allclose(after.theta[:, 1], 0, atol=1e-3)
+    np.testing.assert_allclose(after.theta.sum(1), 1, rtol=1e-5)
+    assert after.names[2].long == "<red> face"
+    assert ours.concepts.empty_concepts_.tolist() == [1]
+    assert set(ours.gallery[2]) <= set(explainer.gallery[2]) | set(explainer.gallery[1])
+    again = pace.load_run(tmp_path / "run", model=explainer.backbone.model, device="cpu")
+    np.testing.assert_array_equal(again(images).theta, after.theta)
+    assert again.concepts.names_ == ours.concepts.names_
+    with pytest.raises(ValueError, match="1 was merged into 2"):
+        again.hide(1)
+    again.save(tmp_path / "copy")
+    assert (tmp_path / "copy" / "names.json").read_text() == (tmp_path / "run" / "names.json").read_text()
+    for _ in range(3):
+        again.undo()
+    np.testing.assert_array_equal(again(images).theta, before.theta)
+    assert [name.long for name in again.concepts.names_] == ["concept 0", "concept 1", "concept 2"]
+
+
+def test_only_kinds_of_one_part_can_be_merged(explainer):
+    kinds = copy(explainer.concepts)
+    kinds.__class__ = type("Nested", (pace.PACE,), {"part_of_": property(lambda self: np.array([0, 1, 0]))})
+    with pytest.raises(ValueError, match="of different parts"):
+        kinds.merged(0, 1)
+    for group in [(0,), (0, 0), (0, 5), (-1, 0)]:
+        with pytest.raises(ValueError, match="two or more different concepts of 3"):
+            kinds.merged(*group)

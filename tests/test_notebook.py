@@ -41,7 +41,9 @@ def test_an_explanation_is_a_table_of_its_largest_shares_with_intervals():
 def test_where_concepts_are_kinds_of_parts_an_explanation_lists_the_parts():
     gamma = np.array([[6.0, 3.0, 1e-4], [1.0, 8.0, 2.0]])
     use, part_of = np.array([1.0, 2.0, 9.0]), np.array([0, 0, 1])
-    explanation = Explanation(gamma / gamma.sum(1, keepdims=True), gamma, part_of=part_of, use=use)
+    explanation = Explanation(
+        gamma / gamma.sum(1, keepdims=True), gamma, part_of=part_of, called=concept_names(part_of, use)
+    )
     html = explanation._repr_html_()
     assert ">part and kind</th>" in html
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:]]

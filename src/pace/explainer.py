@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -30,6 +32,7 @@ from pace.fitting.checkpoints import Checkpoint, likeness
 from pace.fitting.distributed import Team
 from pace.fitting.model_file import load_model, save_model
 from pace.fitting.start import find_start
+from pace.model import merging
 from pace.model.concepts import Concepts, bound_of, update
 from pace.model.effective import effective_weights, learn_intervals
 from pace.model.gaussians import Prior
@@ -37,8 +40,9 @@ from pace.model.learning import expect_all, explain_batch
 from pace.model.nearest import Patches, nearest
 from pace.model.precision import undisturbed
 from pace.model.selecting import Selection
-from pace.model.settings import Settings
+from pace.model.settings import SMALLEST_ALPHA, Settings
 from pace.model.statistics import Statistics
+from pace.naming import Name, concept_names
 from pace.observations import Observations
 from pace.progress import progress
 
@@ -137,6 +141,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _concepts: Concepts
     _prior: Prior
     _statistics: Statistics | None
+    _names: list[Name] | None = None  # where they are not those that follow from their use
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int  # batches of `partial_fit` so far
     prefix_tokens_: int  # that counted beside the patches
@@ -293,7 +298,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         theta = gamma / gamma.sum(1, keepdims=True)
         layout = observations.grid, observations.prefix_tokens
         found = Explanation(
-            theta.astype(kind), gamma.astype(kind), phi, *layout, part_of=self.part_of_, use=self.concept_weights_
+            theta.astype(kind), gamma.astype(kind), phi, *layout, part_of=self.part_of_, called=self.names_
         )
         if settings.updates == "paper":  # its counts sum to 1, whatever the image
             return found
@@ -343,6 +348,15 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return _numpy(concepts.means.double() + concepts.offset.double(), concepts.means.dtype)
 
     @property
+    def names_(self) -> list[Name]:
+        """What the concepts are called."""
+        return concept_names(self.part_of_, self.concept_weights_) if self._names is None else list(self._names)
+
+    @names_.setter
+    def names_(self, names: Sequence[Name]) -> None:
+        self._names = list(names)
+
+    @property
     def part_of_(self) -> Array | None:
         """Of which part each concept is a kind (K,); None where concepts are no kinds."""
         nest = self._fitted().nest
@@ -383,6 +397,31 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._fitted()
         return np.flatnonzero(self.concept_weights_ < 1)
+
+    @undisturbed
+    def merged(self, *group: int) -> PACE:
+        """A copy of the model in which these concepts are one, under the number of the first.
+
+        The others stay as empty concepts, so that no other number changes. It cannot go on learning.
+        """
+        concepts, part_of = self._fitted(), self.part_of_
+        if len(set(group)) < 2 or len(set(group)) < len(group) or not all(0 <= k < len(concepts) for k in group):
+            raise ValueError(f"expected two or more different concepts of {len(concepts)} to merge; found {group}")
+        if part_of is not None and len(set(part_of[list(group)])) > 1:
+            raise ValueError("only kinds of one part can be merged, and these are of different parts")
+        held = torch.from_numpy(np.nan_to_num(self.concept_weights_))
+        chosen, found = torch.tensor(group), copy(self)
+        found._concepts = merging.merged(concepts.to(torch.device("cpu"), concepts.offset.dtype), group, held)
+        found._statistics, found._names = None, self.names_
+        first, rest = group[0], list(group[1:])
+        found.evidence_, found.concept_weights_ = self.evidence_.copy(), self.concept_weights_.copy()
+        found.evidence_[first] = merging.mean_of(torch.from_numpy(self.evidence_), chosen, held)
+        found.concept_weights_[first], found.concept_weights_[rest] = self.concept_weights_[list(group)].sum(), 0
+        if part_of is None:
+            found.share_prior_ = self.share_prior_.copy()
+            found.share_prior_[first] = self.share_prior_[list(group)].sum()
+            found.share_prior_[rest] = SMALLEST_ALPHA
+        return found
 
     def save(self, path: str | PathLike[str], statistics: bool | None = None) -> None:
         """Write the model to a safetensors file, which appears whole or not at all.
@@ -457,6 +496,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         known = self._statistics
         self.concept_weights_ = np.full(len(self._concepts), np.nan) if known is None else _numpy(known.held) * scale
         self.evidence_ = np.zeros(self.label_head_.shape) if known is None else _numpy(known.evidence())
+        self._names = None
         self.updates_ = settings.updates
         self.n_features_in_, self.prefix_tokens_ = observations.dim, observations.prefix_tokens
         self.origin_ = observations.origin

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pace.atomic import write_atomically
-from pace.naming import Name, concept_names
+from pace.naming import Name, concept_names, hidden_among
 
 Array = npt.NDArray[Any]
 
@@ -40,8 +40,7 @@ class Explanation:
     them intervals are those of q(θ_m).
 
     Where concepts are kinds of parts, `part_of` (K,) says of which: an image is a mixture of `parts`, and in an image a part is
-    mostly of one kind. `prior` is then that of the parts (P,). Their names go by `use` (K,), the patches that every concept
-    holds in the model.
+    mostly of one kind. `prior` is then that of the parts (P,). `called` (K,) is what the model calls its concepts.
     """
 
     theta: Array
@@ -52,7 +51,7 @@ class Explanation:
     weights: Array | None = None
     prior: Array | None = None
     part_of: Array | None = None
-    use: Array | None = None
+    called: Sequence[Name] | None = None
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -79,8 +78,8 @@ class Explanation:
 
     @property
     def names(self) -> list[Name]:
-        """What the concepts are called; parts and kinds have the order of their numbers where `use` is not known."""
-        return concept_names(self.part_of, np.zeros(self.n_concepts) if self.use is None else self.use)
+        """What the concepts are called; parts and kinds have the order of their numbers where `called` is not known."""
+        return concept_names(self.part_of, np.zeros(self.n_concepts)) if self.called is None else list(self.called)
 
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
         """Lower and upper end (M, K) of the credible interval of every share: the central one, widened to hold θ_mk.
@@ -141,15 +140,23 @@ class Explanation:
         return np.argsort(-self.theta[image], kind="stable")[:n]
 
     def shown_concepts(self, image: int, n: int | None = None) -> Array:
-        """The concepts that an image shows, largest share first, at most n: a thousandth of the largest share or more."""
+        """The concepts that an image shows, largest share first, at most n: a thousandth of the largest share or more.
+
+        Hidden ones are left out.
+        """
         order = self.top_concepts(image, self.n_concepts)
-        return order[_is_shown(self.theta[image])[order]][:n]
+        shown = _is_shown(self.theta[image]) & ~hidden_among(self.names)
+        return order[shown[order]][:n]
 
     def shown_parts(self, image: int, n: int | None = None) -> Array:
-        """The parts that an image shows, largest share first, at most n, as `shown_concepts` has them."""
-        shares = self.by_part(self.theta[image])
+        """The parts that an image shows, largest share first, at most n, as `shown_concepts` has them.
+
+        Those of a hidden kind are left out.
+        """
+        shares, hidden = self.by_part(self.theta[image]), hidden_among(self.names)
+        shown = _is_shown(shares) & [not hidden[self.kind_of(image, part)] for part in range(len(shares))]
         order = np.argsort(-shares, kind="stable")
-        return order[_is_shown(shares)[order]][:n]
+        return order[shown[order]][:n]
 
     def kind_of(self, image: int, part: int) -> int:
         """The concept that a part most likely is in an image."""
@@ -194,7 +201,7 @@ class Explanation:
         phi, prior = (None if values is None else sums(values) for values in (self.phi, self.prior if flat else None))
         weights = self.weights if flat else None
         merged = replace(self, theta=sums(self.theta), gamma=sums(self.gamma), phi=phi)
-        return replace(merged, prior=prior, weights=weights, part_of=None, use=None)
+        return replace(merged, prior=prior, weights=weights, part_of=None, called=None)
 
     @property
     def image_names(self) -> list[str]:

@@ -11,13 +11,15 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from pace.atomic import write_atomically
 
-CONCEPTS, GALLERY, HEAD = "concepts.safetensors", "gallery.json", "head.safetensors"  # of a run of `pace fit`
+# Of a run of `pace fit`.
+CONCEPTS, GALLERY, HEAD, NAMES = "concepts.safetensors", "gallery.json", "head.safetensors", "names.json"
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,12 +113,19 @@ def _checksum(content: bytes, written: str) -> str:
     return f"{zlib.crc32(memoryview(content)[at + len(written) :], before):08x}"
 
 
+def fingerprint_of(file: Path) -> str:
+    return blake2b(file.read_bytes(), digest_size=8).hexdigest()
+
+
 @contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Only one process at a time; the lock ends with the process, however that ends. `what` tells the others who is there."""
+def locked(folder: Path, what: str, wait: float = 0) -> Iterator[None]:
+    """Only one process at a time; the lock ends with the process, however that ends. `what` tells the others who is there.
+
+    They wait so many seconds.
+    """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=wait)
     try:
         lock.acquire()
     except Timeout:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,13 +21,14 @@ from torch import Tensor
 from pace.atomic import write_atomically
 from pace.backbones import Backbone, ModelChoice, choose_layer, open_backbone, open_model, usual_device
 from pace.backbones.heads import HEADS, Neighbours, ZeroShot, fit_head, pooled_features, save_head
+from pace.editing import Edits, What
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.files import CONCEPTS, GALLERY, HEAD
 from pace.images.datasets import has_splits
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
-from pace.naming import class_titles, use_of
+from pace.naming import Name, class_titles, use_of
 from pace.notebook import model_html
 from pace.observations import Lazy, Observations
 from pace.observing.extract import observe, observe_pair
@@ -43,7 +46,8 @@ _DIGITS = 6
 class ModelExplainer:
     """Fitted concepts that know their model: call it with a picture, a folder or a list to have them explained.
 
-    backbone, concepts : the model at its block, and the `PACE` fitted to it
+    backbone, concepts : the model at its block, and the `PACE` fitted to it, with its names and merges
+    edits : those names, hidden concepts and merges (`pace.editing.Edits`), which the methods of the same names change
     class_names : names of the classes that the model predicts, if they are known
     gallery : for every concept the names of the images of the fit that show it best
     images : what the concepts were learned from, if that is known
@@ -60,10 +64,15 @@ class ModelExplainer:
         scores: Scores | None = None,
         choice: ModelChoice | None = None,
         source: str | PathLike[str] | None = None,
+        edits: Edits | None = None,
     ) -> None:
-        self.backbone, self.concepts, self.scores = backbone, concepts, scores
+        self.backbone, self.scores = backbone, scores
         self.class_names = None if class_names is None else list(class_names)
-        self.gallery = gallery or [[] for _ in concepts.means_]
+        self._fitted = concepts, gallery or [[] for _ in concepts.means_]
+        self.edits = edits or Edits(concepts.names_)
+        self._merges: list[list[int]] = []
+        self.concepts, self.gallery = self._fitted
+        self._take_up()
         self._images, self._choice, self._source = images, choice, source  # model and images by name, if they have one
 
     @property
@@ -96,6 +105,51 @@ class ModelExplainer:
         test = observe_pair(self.backbone, unseen, seed=seed, batch_size=batch_size)
         self.scores = evaluate(self.concepts, train, *test, seed=seed, **options)
         return self.scores
+
+    def name(self, what: What, name: str) -> str:
+        """Call a concept (12 or "A3") or a part ("A") so, wherever it is shown; with an empty name as before.
+
+        In a run that was loaded this is kept, as are the other changes; each is returned in words.
+        """
+        return self._changed(self.edits.name(what, name))
+
+    def hide(self, *what: What) -> str:
+        """Leave concepts, or all kinds of a part, out of lists; their shares and numbers stay what they are."""
+        return self._changed(self.edits.hide(*what))
+
+    def show(self, *what: What) -> str:
+        """Show hidden ones again."""
+        return self._changed(self.edits.show(*what))
+
+    def merge(self, *what: What) -> str:
+        """Make these concepts one, under the number of the first, as `PACE.merged` does; scores are then no longer known."""
+        return self._changed(self.edits.merge(*what))
+
+    def undo(self) -> str:
+        """Take the last change back."""
+        return self._changed(self.edits.undo())
+
+    def _changed(self, said: str) -> str:
+        if self.edits.merges != self._merges:
+            self.scores = None
+        self._take_up()
+        return said
+
+    def _take_up(self) -> None:
+        """Concepts and gallery as the edits have them."""
+        (concepts, gallery), merges = self._fitted, self.edits.merges
+        if merges == self._merges and merges:
+            concepts, gallery = self.concepts, self.gallery
+        else:
+            for first, *rest in merges:
+                concepts, gallery = concepts.merged(first, *rest), list(gallery)
+                in_turn = zip_longest(*(gallery[k] for k in (first, *rest)))
+                names = dict.fromkeys(name for some in in_turn for name in some if name)
+                gallery[first] = list(names)[:_GALLERY_SIZE]
+        if self.edits.changes:
+            concepts = copy(concepts)
+            concepts.names_ = self.edits.names
+        self.concepts, self.gallery, self._merges = concepts, gallery, merges
 
     def with_examples(self, images: Any, concepts: Sequence[int]) -> Any:
         """The images, followed by those of the fit that show these concepts best, if they are known."""
@@ -137,13 +191,14 @@ class ModelExplainer:
             "results": self.write_into(path), "warnings": [],
         }  # fmt: skip
         write_atomically(path / "run.json", json.dumps(record, indent=1, default=lambda array: array.tolist()).encode())
+        self.edits.save(path)
         return path
 
     def write_into(self, folder: Path) -> dict[str, Any]:
-        """Concepts and gallery as files; returns what ``run.json`` says of them."""
-        learner = self.concepts
+        """Concepts and gallery as files, as they were learned; returns what ``run.json`` says of them."""
+        learner, gallery = self._fitted
         learner.save(folder / CONCEPTS)
-        write_atomically(folder / GALLERY, json.dumps({"images": self.gallery}).encode())
+        write_atomically(folder / GALLERY, json.dumps({"images": gallery}).encode())
         found = learner.selection_
         return {
             "concepts": len(learner.means_),
@@ -184,6 +239,11 @@ class ModelExplanation(Explanation):
     explainer: ModelExplainer = None  # type: ignore[assignment]
     images: Any = None
     observations: Observations = None  # type: ignore[assignment]
+
+    @property
+    def names(self) -> list[Name]:
+        """What the concepts are called now."""
+        return super().names if self.called is None else self.explainer.concepts.names_
 
     @property
     def image_names(self) -> list[str]:

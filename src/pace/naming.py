@@ -1,5 +1,5 @@
-"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number; how much
-each is used; and what classes are called where they are shown.
+"""What concepts are called: by number, or, where they are kinds of parts, by the part's letter and the kind's number, until
+their user names them (`pace.editing`); how much each is used; and what classes are called where they are shown.
 
 In a module of its own since the notebook, which knows no report, uses the same names.
 """
@@ -18,17 +18,37 @@ Array = npt.NDArray[Any]
 
 
 class Name(NamedTuple):
-    """Of a concept: 'part A · kind 3', short 'A3'; or 'concept 12', short '12'."""
+    """Of a concept: 'part A · kind 3', short 'A3'; or 'concept 12', short '12'; or what its user calls it (`pace.editing`)."""
 
-    long: str
-    short: str
+    number: int
     part: str | None = None  # its part's letter
     kind: int | None = None  # its number within the part, from 1
+    given: str | None = None  # by the user
+    part_given: str | None = None
+    hidden: bool = False  # by the user, from lists
+    into: int | None = None  # the concept that it was merged into
+
+    @property
+    def long(self) -> str:
+        if self.given or self.part is None:
+            return self.given or f"concept {self.number}"
+        return f"{self.part_long} · kind {self.kind}"
 
     @property
     def label(self) -> str:
-        """For tables: 'A · kind 3', or '12'."""
-        return self.short if self.part is None else kind_label(self.part, self.kind)
+        """For tables: 'A · kind 3', or '12', or as it is called."""
+        if self.given or self.part is None:
+            return self.given or self.short
+        return f"{self.part_given or self.part} · kind {self.kind}"
+
+    @property
+    def short(self) -> str:
+        """Never changes: `pace name` takes it."""
+        return f"{self.number}" if self.part is None else f"{self.part}{self.kind}"
+
+    @property
+    def part_long(self) -> str:
+        return self.part_given or f"part {self.part}"
 
 
 def concept_names(part_of: Array | None, use: Array) -> list[Name]:
@@ -38,7 +58,7 @@ def concept_names(part_of: Array | None, use: Array) -> list[Name]:
     depend on the images that are shown. Where it is the same, the order is that of the numbers.
     """
     if part_of is None:
-        return [Name(f"concept {k}", f"{k}") for k in range(len(use))]
+        return [Name(k) for k in range(len(use))]
     held = np.nan_to_num(np.asarray(use, np.float64))
     by_part = np.bincount(part_of, held)
     letters = {int(part): _letter(rank) for rank, part in enumerate(np.argsort(-by_part, kind="stable"))}
@@ -46,8 +66,13 @@ def concept_names(part_of: Array | None, use: Array) -> list[Name]:
     for part, letter in letters.items():
         kinds = np.flatnonzero(part_of == part)
         for number, k in enumerate(kinds[np.argsort(-held[kinds], kind="stable")], start=1):
-            names[int(k)] = Name(f"part {kind_label(letter, number)}", f"{letter}{number}", letter, number)
+            names[int(k)] = Name(int(k), letter, number)
     return [names[k] for k in range(len(use))]
+
+
+def hidden_among(names: Sequence[Name]) -> Array:
+    """Which of them their user has hidden (K,)."""
+    return np.array([name.hidden for name in names], dtype=bool)
 
 
 class Use(NamedTuple):
@@ -63,10 +88,6 @@ def use_of(patches: Array) -> Use:
     held = np.nan_to_num(np.asarray(patches, np.float64))
     shares, used = held / max(held.sum(), np.finfo(np.float64).tiny), ~(patches < 1)
     return Use(shares, used, [int(k) for k in np.argsort(-shares, kind="stable") if used[k]])
-
-
-def kind_label(part: str, kind: int | None) -> str:
-    return f"{part} · kind {kind}"
 
 
 def class_titles(names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.naming import Name, class_titles, concept_names, use_of
+from pace.naming import Name, class_titles, use_of
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -32,7 +32,7 @@ def explanation_html(explanation: Explanation) -> str:
         )
         for n in one.shown_parts(0, _SHARES) if by_part else one.shown_concepts(0, _SHARES):
             share = one.parts[0, n]
-            name = names[one.kind_of(0, n)].label
+            name = escape(names[one.kind_of(0, n)].label)
             rows.append([title, name, _meter(share, 1, f"{share:.2f}"), f"{low[n]:.2f} to {high[n]:.2f}"])
             title = ""
     table = _table(["image", _column(names), "share θ", "90 % interval"], rows)
@@ -52,10 +52,11 @@ def _pictures(explanation: Any) -> str:
 def model_html(model: PACE, class_names: Sequence[str] | None = None) -> str:
     """The concepts of a fitted model by use, each with its share of the images and the classes it speaks for."""
     use, evidence = use_of(model.concept_weights_), model.evidence_
-    names = concept_names(model.part_of_, model.concept_weights_)
+    names = model.names_
     columns = [_column(names), "share of the images"]
     rows = [
-        [names[k].label, _meter(use.shares[k], use.shares.max(), f"{use.shares[k]:.1%}")] for k in use.order[:_CONCEPTS]
+        [escape(names[k].label), _meter(use.shares[k], use.shares.max(), f"{use.shares[k]:.1%}")]
+        for k in use.order[:_CONCEPTS]
     ]
     if evidence.shape[1]:
         columns.append("speaks for")

@@ -10,6 +10,7 @@ from pace import PACE, Observations
 from pace.model.concepts import Concepts, bound_of, update
 from pace.model.gaussians import FAMILIES, Prior
 from pace.model.learning import Memory, expect_all, explain_batch, infer_parts
+from pace.model.merging import merged
 from pace.model.nesting import Nest, add_kinds, infer_kinds
 from pace.model.parting import nested_start
 from pace.model.settings import Settings
@@ -300,3 +301,25 @@ def test_ninety_percent_intervals_of_parts_cover_planted_shares(block):
     assert (np.take(found, part) == leading).mean() > 0.99  # intervals cannot know of parts that were not found
     low, high = (ends[:, found] for ends in explanation.part_interval(0.9))
     assert 0.85 <= ((low <= shares) & (shares <= high)).mean() <= 0.95
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_kinds_are_one_kind_with_both_shares_and_parts_stay_what_they_are(family):
+    seen, *_ = birds(40)
+    concepts, prior = begun(family, seen)
+    for _ in range(3):
+        concepts = update(concepts, expect_all(seen, None, concepts, EXACT), prior, EXACT)
+    one, other = torch.nonzero(concepts.nest.part_of == 1).squeeze(1)[:2].tolist()
+    held = torch.arange(1.0, len(concepts) + 1, dtype=torch.float64)
+    after = merged(concepts, (one, other), held)
+    batch = seen.batch(np.arange(10), EXACT.device, EXACT.dtype)
+    before, now = explain_batch(batch, concepts, EXACT), explain_batch(batch, after, EXACT)
+    torch.testing.assert_close(concepts.nest.of_parts(now.phi), concepts.nest.of_parts(before.phi))
+    assert float(now.gamma[:, other].max()) < 1e-12
+    elsewhere = concepts.nest.part_of != 1
+    torch.testing.assert_close(now.gamma[:, elsewhere], before.gamma[:, elsewhere])
+    expected = (held[one] * concepts.means[one] + held[other] * concepts.means[other]) / (held[one] + held[other])
+    torch.testing.assert_close(after.means[one], expected)
+    torch.testing.assert_close(
+        after.nest.of_parts(after.nest.kind_shares), concepts.nest.of_parts(concepts.nest.kind_shares)
+    )

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
+from pace import files
 from pace.atomic import write_atomically
 from pace.cli.errors import Problem, line_of
 from pace.cli.options import FitOptions, HeadOptions, ImageOptions
 from pace.cli.output import busy, note, say
 from pace.cli.runs import DATASETS, GENERATED, Run, all_runs, located, open_run
+from pace.editing import Edits, merges_in, read_changes
 from pace.files import CONCEPTS, GALLERY, HEAD, DamagedFile, read_json
 
 if TYPE_CHECKING:
@@ -551,12 +553,14 @@ def _explainer_of(run: Run, device: torch.device, model: str | nn.Module | None)
     from pace.model_explainer import ModelExplainer
 
     concepts = PACE.load(run.file(CONCEPTS), device=str(without_apple(device)))
+    edits = Edits(concepts.names_, run.folder)
     opened, gallery = reopen_model(run, device, model), read_gallery(run, len(concepts.means_))
     images = partial(reopen_images, run) if run.record["images"]["images"] else None
     ours = fingerprint_of(run)
     scored = [one for one in evaluations_of(run, all_runs("evaluate", run.folder.parent)) if one.record["fit"] == ours]
     scores = Scores.from_dict(scored[-1].record["results"]) if scored else None
-    return ModelExplainer(opened.backbone, concepts, opened.class_names, gallery, images, scores, opened.choice)
+    known = opened.class_names, gallery, images, scores, opened.choice
+    return ModelExplainer(opened.backbone, concepts, *known, edits=edits)
 
 
 def load_run(folder: str | PathLike[str], model: Any = None, device: str = "auto") -> ModelExplainer:
@@ -569,8 +573,9 @@ def load_run(folder: str | PathLike[str], model: Any = None, device: str = "auto
 
 
 def fingerprint_of(run: Run) -> str:
-    """Of the concepts: scores are of these, and of no others that a folder may hold later."""
-    return blake2b(run.file(CONCEPTS).read_bytes(), digest_size=8).hexdigest()
+    """Of the concepts and what was merged: scores are of these, and of no others that a folder may hold later."""
+    own, merges = files.fingerprint_of(run.file(CONCEPTS)), merges_in(read_changes(run.folder))
+    return blake2b(f"{own} {merges}".encode(), digest_size=8).hexdigest() if merges else own
 
 
 def evaluations_of(run: Run, runs: Sequence[Run]) -> list[Run]:

@@ -21,6 +21,7 @@ from scipy.stats import beta  # noqa: E402
 
 from pace import PACE, Observations  # noqa: E402
 from pace.explanation import Explanation  # noqa: E402
+from pace.naming import concept_names  # noqa: E402
 from pace.showing.figures import (  # noqa: E402
     bound,
     class_concepts,
@@ -230,8 +231,9 @@ def test_shares_too_small_to_show_still_add_up():
 
 
 def test_kinds_of_parts_are_called_so():
-    gamma = np.array([[6.0, 3.0, 2.0]])
-    explanation = Explanation(gamma / gamma.sum(), gamma, part_of=np.array([0, 1, 0]), use=np.array([1.0, 9.0, 2.0]))
+    gamma, part_of = np.array([[6.0, 3.0, 2.0]]), np.array([0, 1, 0])
+    called = concept_names(part_of, np.array([1.0, 9.0, 2.0]))
+    explanation = Explanation(gamma / gamma.sum(), gamma, part_of=part_of, called=called)
     texts = texts_of(theta_bars(explanation))
     assert [t for t in texts if "kind" in t] == ["B · kind 2", "A · kind 1", "B · kind 1"]
 

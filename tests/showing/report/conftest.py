@@ -95,10 +95,11 @@ def kinds(case, tmp_path_factory):
     """A report whose concepts are kinds of three parts; the last two kinds, of the last part and the first, are not in use."""
     part_of = np.array([0, 1, 2, 0, 1, 0, 2, 0])
     model = copy(case.model)
+    names = concept_names(part_of, model.concept_weights_)
     model.explain = lambda observations: replace(
-        case.model.explain(observations), part_of=part_of, weights=None, prior=None
+        case.model.explain(observations), part_of=part_of, weights=None, prior=None, called=names
     )
-    explanation = replace(case.explanation, part_of=part_of)
+    explanation = replace(case.explanation, part_of=part_of, called=names)
     classes = explanation.theta.argmax(1) % 3  # so that classes differ in their kinds
     observations, perturbed = (
         type(some)(some.embeddings, some.attention, np.eye(3)[classes], some.grid, some.prefix_tokens, crops=some.crops)
@@ -117,7 +118,6 @@ def kinds(case, tmp_path_factory):
         preprocessing=AsIs(),
         title=HOSTILE_TITLE,
     )
-    names = concept_names(part_of, model.concept_weights_)
     return SimpleNamespace(path=path, explanation=explanation, names=names, classes=classes)
 
 

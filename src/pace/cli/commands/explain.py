@@ -15,7 +15,7 @@ from pace.cli.errors import Problem
 from pace.cli.opening import FitRun, allow, discard, open_fit
 from pace.cli.output import busy, say, table
 from pace.cli.runs import Run, running
-from pace.naming import class_titles
+from pace.naming import Name, class_titles
 
 if TYPE_CHECKING:
     from pace.images import ImageSet
@@ -68,7 +68,7 @@ def explain(
     names = found.fitted.class_names or []
     titles = dict(zip(names, class_titles(names), strict=True))
     for picture in explained[:_PRINTED]:
-        _show(picture, level, titles)
+        _show(picture, level, titles, explanation.names)
     if len(explained) > _PRINTED:
         say(f"and {len(explained) - _PRINTED} more pictures; the report shows the first {shown}")
     say(found.in_use)
@@ -168,9 +168,7 @@ def _write(
         whole.report(run.file("report.html"), title, without=without)
 
 
-def _show(picture: dict[str, Any], level: float, titles: Mapping[str, str]) -> None:
-    from pace.naming import kind_label
-
+def _show(picture: dict[str, Any], level: float, titles: Mapping[str, str], called: Sequence[Name]) -> None:
     say(picture["picture"], style="bold")
     prediction = picture["prediction"]
     first = "part and kind" if "top_parts" in picture else "concept"
@@ -190,7 +188,8 @@ def _show(picture: dict[str, Any], level: float, titles: Mapping[str, str]) -> N
             without = concept["without"]
             speaks.append(f"{without['after']:.0%} ({without['low']:.0%} to {without['high']:.0%})")
             speaks += [f"{without['area']:.0%}", f"{without['attention']:.0%}"]
-        name = kind_label(concept["part"], concept["kind"]) if "part" in concept else str(concept["concept"])
-        rows.append([name, f"{concept['theta']:.3f}", interval, *speaks, *concept["examples"][:1]])
+        rows.append(
+            [called[concept["concept"]].label, f"{concept['theta']:.3f}", interval, *speaks, *concept["examples"][:1]]
+        )
     table(head, rows, words=(0, len(head) - 1))
     say()

@@ -16,7 +16,7 @@ from pace.cli.errors import Problem
 from pace.cli.opening import source_of
 from pace.cli.output import busy, first_process, say, several_processes, table
 from pace.cli.runs import Run, earlier_results, open_run, running
-from pace.naming import concept_names, use_of
+from pace.naming import use_of
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +179,7 @@ def _show(run: Run, learner: PACE) -> None:
         say(f"found {found.n_concepts} concept{'s' * (found.n_concepts > 1)} in {found.images} images")
     use = use_of(learner.concept_weights_)
     examples = opening.read_gallery(run, len(learner.means_))
-    names = concept_names(learner.part_of_, learner.concept_weights_)
+    names = learner.names_
     rows = [[names[k].label, f"{100 * use.shares[k]:.1f} %", examples[k][0]] for k in use.order[:_SHOWN]]
     table(["concept", "share of the images", "nearest patch in"], rows, words=(0, 2))
     epochs = run.record["results"]["epochs"]

@@ -139,8 +139,8 @@ def plural(count: int, thing: str) -> str:
 
 
 def title(name: Name) -> str:
-    """'Concept 12', or 'A · kind 3', which is as short."""
-    return f"Concept {name.label}" if name.part is None else name.label
+    """'Concept 12', or 'A · kind 3', which is as short, or what it is called."""
+    return name.label if name.part or name.given else f"Concept {name.label}"
 
 
 def chosen(concepts: int | Sequence[int] | None, default: Sequence[int] | Array, total: int) -> list[int]:

@@ -13,7 +13,7 @@ from scipy.ndimage import distance_transform_edt, gaussian_filter, label, maximu
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
-from pace.naming import Name, class_titles, concept_names
+from pace.naming import Name, class_titles
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -69,7 +69,7 @@ def three_levels(
     typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)
     colors = np.array([mean_color(pictures, patches, grid) for patches in typical])
     fills = dict(zip(wanted, drawing.fills_like(colors), strict=True))
-    called = concept_names(explanation.part_of, model.concept_weights_)
+    called = explanation.names
     bars = [drawing.theta_bars_of(explanation, position, fills, level, called) for position in range(len(rows))]
 
     row_height = max(_PICTURE, 11 * (len(wanted) + 1)) + _CAPTION
@@ -90,7 +90,7 @@ def three_levels(
         caption = f"image {m}" if classes is None else names[classes[m]]
         if m < len(without) and without[m]:
             k, most = min(without[m].items(), key=lambda one: one[1]["after"])
-            what = f"part {called[k].part}" if called[k].part else called[k].long
+            what = called[k].part_long if called[k].part else called[k].long
             caption = f"{caption} {most['before']:.0%} → {most['after']:.0%} without {what}"
         layout.note(_IMAGE_X, y + row_height - _CAPTION + 3, caption, room=_MAP_X - _IMAGE_X - 4)
         step = min((row_height - _CAPTION) / len(bars[position]), 15)

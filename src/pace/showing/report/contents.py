@@ -14,7 +14,7 @@ from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
 from pace.metrics.inputs import concept_counts
-from pace.naming import class_titles, concept_names
+from pace.naming import class_titles
 from pace.observations import Observations
 from pace.places import matching_patches
 from pace.showing import summary
@@ -147,7 +147,7 @@ def _concepts(
     shown = use.used | summary.use_of(model.concept_weights_).used
     typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations))).tolist()
     neighbours = nearest_concepts(model.means_, use.used, _NEIGHBOURS)
-    names_of_concepts = concept_names(explanation.part_of, model.concept_weights_)
+    names_of_concepts = explanation.names
     order = [k for k in np.argsort(-use.shares, kind="stable").tolist() if shown[k]]
     return {
         "concepts": [
