@@ -60,15 +60,21 @@ def application(session: Session, token: str, port: int) -> Guard:
             file = await _body(request, LARGEST)
             return JSONResponse(await run(session.add, request.query_params.get("name", ""), file))
 
-    async def without(request: Request) -> Response:
-        with queue.place() as run:
-            asked = await _asked(request, {"picture": int, "concepts": [int], "compare": bool})
-            return JSONResponse(await run(session.without, *(asked[name] for name in ("picture", "concepts", "compare"))))
+    def question(task: Callable[..., Any], pattern: dict[str, Any]) -> Route:
+        """`task` is given what the JSON that is asked with has."""
+
+        async def answer(request: Request) -> Response:
+            with queue.place() as run:
+                asked = await _asked(request, pattern)
+                return JSONResponse(await run(partial(task, **{name: asked[name] for name in pattern})))
+
+        return Route(f"/{task.__name__}", answer, methods=["POST"])
 
     routes = [
         Route("/", page),
-        Route("/pictures", add, methods=["POST"]),
-        Route("/without", without, methods=["POST"]),
+        Route("/add", add, methods=["POST"]),
+        question(session.without, {"picture": int, "concepts": [int], "compare": bool}),
+        question(session.change, {"do": str, "what": [int | str], "name": str}),
     ]
     handlers = {Refused: _said, HTTPException: _said_by_http, ClientDisconnect: _gone, Exception: _unexpected}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, port)  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from pace.ablation import hide_somehow, take_away
 from pace.explanation import Array
-from pace.images import ImageSet, UnreadableImageError, decode, to_float
+from pace.files import DamagedFile
+from pace.images import ImageSet, UnreadableImageError, decode, normalize, to_float
 from pace.images.preparation import resize_and_crop
 from pace.metrics.hiding import Hiding
 from pace.metrics.inputs import patches_of
@@ -85,10 +87,13 @@ class Session:
         return known | contents.of_images(model, self.images, seen.observations, seen, self._classes, self._pictures)
 
     def page(self) -> bytes:
+        edits = self.explainer.edits
         live = {
             "predicts": bool(self._classes),
             "largest": LARGEST,
             "added": [self._entry(number) for number in self._added],
+            "edits": [name._asdict() for name in edits.names],
+            "changed": bool(edits.changes),
         }
         return render(
             {"title": self.title, "first": None, "without": [], "live": live, **self._contents}, self._encoded
@@ -98,7 +103,7 @@ class Session:
         """Explain a picture, and give it the next number."""
         name = visible(PurePath(name.replace("\\", "/")).name)[:_LONGEST] or "picture"
         pixels = self._read(name, file)
-        explanation = self.explainer(to_float(pixels)[None], progress=False)
+        explanation = self.explainer.explained(pixels[None], self._observed(pixels))
         picture = encode(read_pictures(pixels[None], 1, None, "picture"), _SHEET)[0]
         number, self._next = self._next, self._next + 1
         self._added[number] = _Added(name, explanation, picture)
@@ -119,6 +124,12 @@ class Session:
             raise Refused(f"{name}: {width} x {height} pixels are too narrow a picture", 415)
         return resize_and_crop(pixels, self.explainer.backbone.preprocessing)
 
+    def _observed(self, pixels: Tensor) -> Observations:
+        """As `observe` has it, which would look at all of the model's weights first to see that they are the same."""
+        backbone, known = self.explainer.backbone, self._explanation.observations
+        batch = backbone(normalize(to_float(pixels)[None].to(backbone.device), backbone.preprocessing))
+        return Observations(*batch, grid=known.grid, prefix_tokens=known.prefix_tokens, origin=known.origin)
+
     def _entry(self, number: int) -> dict[str, Any]:
         """An added picture as the page has those of the set."""
         one = self._added[number]
@@ -127,21 +138,54 @@ class Session:
         view = contents.view(seen, seen.observations, bool(self._classes))
         return {"number": number, "name": one.name, "picture": one.picture, "view": view, "pointed": pointed}
 
-    def without(self, number: int, concepts: Sequence[int], compare: bool) -> dict[str, Any]:
-        """What is predicted for a picture without some concepts, the likeliest classes; to `compare`, without as much elsewhere."""
+    def without(self, picture: int, concepts: Sequence[int], compare: bool) -> dict[str, Any]:
+        """The likeliest classes of a picture without some concepts; to `compare`, also without as much elsewhere."""
         known = len(self.explainer.concepts.means_)
         if not self._classes:
             raise Refused("this model predicts no classes")
         if wrong := [k for k in concepts if not 0 <= k < known]:
             raise Refused(f"concepts: expected numbers from 0 to {known - 1}; found {wrong[0]}")
-        shown = self._shown(number)
-        hiding, grid = self._hiding(number, shown.pixels), self._explanation.grid
+        shown = self._shown(picture)
+        hiding, grid = self._hiding(picture, shown.pixels), self._explanation.grid
         sets, row = [sorted(set(concepts))], np.zeros(1, np.int64)
         found = take_away(hiding, shown.phi[None], row, sets, grid=grid, compare=compare)
         top = np.argsort(-np.maximum(found.before[0], found.after[0]), kind="stable")[:_CLASSES]
         cases = ("before", "after", "low", "high", *(("area", "attention") if compare else ()))
         rows = [{"class": int(n)} | {case: round(float(getattr(found, case)[0, n]), 4) for case in cases} for n in top]
         return {"classes": rows}
+
+    def change(self, do: str, what: Sequence[int | str], name: str) -> dict[str, Any]:
+        """Name a concept or a part, hide or show some, merge some, or undo the last of these; says what was done.
+
+        Kept in the run, as `pace name` does it.
+        """
+        explainer, merges = self.explainer, self.explainer.edits.merges
+        changes: dict[str, Callable[[], str]] = {
+            "name": lambda: explainer.name(what[0], name),
+            "hide": lambda: explainer.hide(*what),
+            "show": lambda: explainer.show(*what),
+            "merge": lambda: explainer.merge(*what),
+            "undo": explainer.undo,
+        }
+        if do not in changes or (do == "name" and len(what) != 1):
+            raise Refused(f"expected one of {', '.join(changes)}, and one concept or part to name")
+        try:
+            said = changes[do]()
+        except (DamagedFile, OSError) as error:  # these name files
+            warnings.warn(f"names: {error}", stacklevel=2)
+            raise Refused("the names cannot be kept; the terminal of pace serve says why", 500) from error
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if explainer.edits.merges != merges:
+            self._explanation = self._again(self._explanation)
+            self._added = {
+                number: replace(one, explanation=self._again(one.explanation)) for number, one in self._added.items()
+            }
+        self._contents = self._of_set()
+        return {"said": said}
+
+    def _again(self, explanation: ModelExplanation) -> ModelExplanation:
+        return self.explainer.explained(explanation.images, explanation.observations)
 
     def _shown(self, number: int) -> _Shown:
         if 0 <= number < len(self.images):

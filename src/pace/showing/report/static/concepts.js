@@ -31,7 +31,7 @@ function gallery() {
       h("h1", {}, plural(usedConcepts.length, "concept"), " in ", plural(IMAGES, "image")),
       note("A concept is a kind of patch that the transformer treats alike. Each card shows a concept's most typical patches, framed within their surroundings, each from a different image. ",
         "The percentage is the concept's share of all images. ", countedHow())),
-    h("div", { class: "headline" }, galleryOrMap("gallery"), h("div", { class: "tools" }, sharesSwitch(show), csvButton("concepts", () => conceptRows(byShare(usedConcepts))))),
+    h("div", { class: "headline" }, galleryOrMap("gallery"), h("div", { class: "tools" }, data.live && undoButton(), sharesSwitch(show), csvButton("concepts", () => conceptRows(byShare(usedConcepts))))),
     PARTS ? byShare(usedParts, partShareOf).map(partGallery) : h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, byShare(usedConcepts).map((k) => conceptCard(k, "h2"))),
     unusedConcepts.length > 0 && h("details", { class: "fold" },
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
@@ -43,7 +43,7 @@ function gallery() {
 function partGallery(p) {
   const used = byShare(data.parts[p].kinds.filter((k) => data.concepts[k].used));
   return h("section", { class: "part", "aria-labelledby": `part-${p}` },
-    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(partShareOf(p))} · ${plural(used.length, "kind")}`)),
+    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(partShareOf(p))} · ${plural(used.length, "kind")}`), data.live && partTools(p)),
     h("ul", { class: "cards", "aria-label": `Kinds of part ${data.parts[p].letter}, most used first` }, used.map((k) => conceptCard(k, "h3", capital(kindName(k))))));
 }
 
@@ -68,6 +68,7 @@ function oneConcept(k) {
       h("p", { class: "facts" },
         h("span", {}, h("b", {}, percent(shareOf(k))), " of these images"),
         used && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`), sharesSwitch(show)),
+      data.live && conceptTools(k),
       !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are just the nearest ones.")),
     h("section", { "aria-labelledby": "near" },
       h("h2", { id: "near" }, "Most typical patches"),

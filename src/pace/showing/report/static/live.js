@@ -57,7 +57,7 @@ async function explain(file) {
   const name = file.name || "picture";
   if (file.size > data.live.largest) return tell(new Error(`${name}: larger than ${Math.floor(data.live.largest / 1e6)} MB`));
   try {
-    const m = addPicture(await waiting(`Explaining ${name}`, ask(`pictures?name=${encodeURIComponent(name)}`, file)));
+    const m = addPicture(await waiting(`Explaining ${name}`, ask(`add?name=${encodeURIComponent(name)}`, file)));
     delete imagesView.order;
     if (imagesView.element) imagesView.build();
     byLink = true;
@@ -159,7 +159,7 @@ function showOutcome(m) {
 function outcomeCard(m) {
   leaveOut(m);
   const off = [...offIn(m)], found = off.length ? outcomes.get(m) : undefined;
-  const rows = found?.classes.slice(0, 4) ?? original.predictions[m].slice(0, 3).map(([n, before]) => ({ class: n, before }));
+  const rows = found?.classes.slice(0, 3) ?? original.predictions[m].slice(0, 3).map(([n, before]) => ({ class: n, before }));
   return h("section", { class: "card outcome", "aria-labelledby": "outcome", "aria-busy": String(off.length > 0 && found === undefined) },
     h("div", { class: "headline" },
       h("h2", { id: "outcome" }, "Prediction", off.length > 0 && ` without ${off.map(overlayName).join(", ")}`),
@@ -207,3 +207,53 @@ function leaveOut(m) {
 }
 
 data.live.added.forEach(addPicture);
+
+// -- names, hidden and merged concepts ---------------------------------------------------------------------------------
+
+const SAID = "said"; // of the change that the page was loaded again for
+
+const edits = data.live.edits; // of every concept
+const letterOf = (p) => edits[kindsOf[p][0]].part;
+
+async function change(what, ...how) {
+  try {
+    const { said } = await waiting("Changing", ask("change", JSON.stringify({ do: what, what: how[0] ?? [], name: how[1] ?? "" })));
+    sessionStorage.setItem(SAID, what === "undo" ? `Undone: ${said}` : capital(said));
+    location.reload();
+  } catch (error) {
+    tell(error);
+  }
+}
+
+const undoButton = () => data.live.changed && h("button", { type: "button", class: "button", onclick: () => change("undo") }, "Undo");
+const action = (text, act) => h("button", { type: "button", class: "button", onclick: act }, text);
+
+/** A button that becomes a field for the name. */
+function renaming(what, given) {
+  const field = h("input", { type: "text", maxlength: 60, value: given ?? "", "aria-label": "Name", autocomplete: "off" });
+  const close = () => { form.replaceWith(button); button.focus(); };
+  const form = h("form", { class: "renaming", onsubmit: (event) => { event.preventDefault(); change("name", [what], field.value); }, onkeydown: (event) => event.key === "Escape" && close() },
+    field, h("button", { class: "button" }, "Save"), action("Cancel", close));
+  const button = action("Rename", () => { button.replaceWith(form); field.select(); });
+  return button;
+}
+
+function partTools(p) {
+  return h("span", { class: "tools" }, renaming(letterOf(p), edits[kindsOf[p][0]].part_given));
+}
+
+function conceptTools(k) {
+  const others = data.order.filter((other) => other !== k && edits[other].into === null && data.concepts[other].part === data.concepts[k].part);
+  const near = data.concepts[k].neighbours.filter((other) => others.includes(other));
+  const select = h("select", { "aria-label": "Merge with", onchange: () => change("merge", [k, Number(select.value)]) },
+    h("option", { value: "" }, "Merge with …"), [...near, ...others.filter((other) => !near.includes(other))].map((other) => h("option", { value: String(other) }, conceptName(other))));
+  return h("div", { class: "tools" }, renaming(k, edits[k].given),
+    edits[k].hidden ? action("Show", () => change("show", [k])) : action("Hide", () => change("hide", [k])), others.length > 0 && select, undoButton());
+}
+
+const said = sessionStorage.getItem(SAID);
+sessionStorage.removeItem(SAID);
+if (said) {
+  const line = h("p", { role: "status" }, said, h("span", { class: "tools" }, said.startsWith("Undone") ? null : undoButton(), action("Close", () => line.remove())));
+  tray.append(line);
+}
