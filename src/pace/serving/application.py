@@ -25,6 +25,7 @@ from pace.serving.session import LARGEST, Refused, Session
 
 _WAITING = 64  # requests; more are refused
 _LARGEST_JSON = 64 << 10  # bytes
+_BACKLOG = 1024  # connections that the system keeps until they are answered
 _PATIENCE = 3  # seconds that requests have to end after Ctrl-C
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,7 +78,9 @@ def application(session: Session, token: str, port: int) -> Guard:
         question(session.change, {"do": str, "what": [int | str], "name": str}),
     ]
     handlers = {Refused: _said, HTTPException: _said_by_http, ClientDisconnect: _gone, Exception: _unexpected}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, port)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+    app.router.redirect_slashes = False
+    return Guard(app, token, port)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -121,15 +124,24 @@ def _unexpected(request: Request, error: Exception) -> Response:
     return refusal("something unexpected happened; the terminal of pace serve says what", 500)
 
 
+def server_of(session: Session, token: str, port: int) -> uvicorn.Server:
+    how: dict[str, Any] = {
+        "access_log": False,
+        "log_level": "error",
+        "lifespan": "off",
+        "ws": "none",
+        "server_header": False,
+    }
+    app = application(session, token, port)
+    return uvicorn.Server(uvicorn.Config(app, **how, timeout_graceful_shutdown=_PATIENCE))
+
+
 def serve(session: Session, port: int, announce: Callable[[str], None]) -> None:
     """Answer on this machine alone, at an address that `announce` is told, until Ctrl-C. Port 0 is any free one."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+        listener.listen(_BACKLOG)
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-        how = {"access_log": False, "log_level": "error", "lifespan": "off", "ws": "none", "server_header": False}
-        app = application(session, token, port)
-        server = uvicorn.Server(uvicorn.Config(app, **how, timeout_graceful_shutdown=_PATIENCE))  # type: ignore[arg-type]
-        listener.listen(2048)
         announce(f"http://127.0.0.1:{port}/{token}/")
-        server.run(sockets=[listener])
+        server_of(session, token, port).run(sockets=[listener])

@@ -1,0 +1,100 @@
+"""Birds with parts and kinds, explained by the model that is shipped, and a server in a thread."""
+
+import os
+import shutil
+import socket
+import threading
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from live_case import TOKEN, Client
+
+import pace
+from pace.images import Birds
+from pace.serving import Session
+from pace.serving.application import server_of
+
+
+@pytest.fixture(scope="session")
+def birds():
+    return Birds(n_per_class=8, size=112)
+
+
+@pytest.fixture(scope="session")
+def saved(birds, tmp_path_factory):
+    """A run whose concepts are kinds of parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quick = {"covariance": "diag", "max_iter": 4, "n_init": 1, "progress": False, "device": "cpu"}
+        explainer = pace.explain_model("birds", birds, 12, layer=3, class_names=birds.class_names, **quick)
+    return explainer.save(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def run(saved, tmp_path_factory):
+    """A copy of the run for the tests of one file, which leave no names in it."""
+    return shutil.copytree(saved, tmp_path_factory.mktemp("copy") / "run")
+
+
+@pytest.fixture(scope="module")
+def session(run, birds):
+    explainer = pace.load_run(run, device="cpu")
+    shown = birds.subset(range(0, 60, 5))
+    return Session(explainer, shown, explainer.backbone.observe(shown, progress=False), "Birds")
+
+
+@pytest.fixture(scope="module")
+def client(session):
+    """Of a server that answers until the tests of one file end."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        listener.listen(512)
+        server = server_of(session, TOKEN, port)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield Client(port)
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium on PATH")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_live(chromium, client):
+    """Opens the live page; nothing may fail, and nothing may be asked of anybody else."""
+    complaints, contexts = [], []
+
+    def open_live(fragment="", **options):
+        context = chromium.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on("request", lambda request: complaints.append(request.url) if not is_ours(request.url) else None)
+        page.goto(client.address + fragment)
+        return page
+
+    def is_ours(url):
+        return url.startswith((client.address, "data:"))
+
+    yield SimpleNamespace(page=open_live, complaints=complaints)
+    for context in contexts:
+        context.close()
+    assert not complaints
