@@ -14,6 +14,7 @@ _HOME = {
     "Backbone": "pace.backbones",
     "Observations": "pace.observations",
     "PACE": "pace.explainer",
+    "Words": "pace.words",
     "Explanation": "pace.explanation",
     "ModelExplainer": "pace.model_explainer",
     "ablate": "pace.ablation",
@@ -30,6 +31,7 @@ __all__ = [
     "Explanation",
     "ModelExplainer",
     "Observations",
+    "Words",
     "__version__",
     "ablate",
     "compare",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from pace.explanation import Explanation
     from pace.model_explainer import ModelExplainer, explain_model
     from pace.observations import Observations
+    from pace.words import Words
 
 
 def __getattr__(name: str) -> Any:

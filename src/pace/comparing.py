@@ -26,7 +26,7 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     """The concepts of two fits matched one to one by where they are in the same images, most alike first.
 
     Two `ModelExplainer`, of the same model or of two, or two explanations of the same images. `images` are what both look at;
-    by default up to 100 of those that `one` was learned from. Concepts that hold no patch of these are left out.
+    by default up to 100 of those that `one` was learned from. Hidden concepts and those that hold no patch of these are left out.
     """
     if not isinstance(one, Explanation):
         if images is None:
@@ -43,7 +43,12 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     either = ours.sum((0, 1, 2))[:, None] + theirs.sum((0, 1, 2)) - both
     alike = both / either.clip(1e-12)
     pairs = [pair for pair in zip(*linear_sum_assignment(alike, maximize=True), strict=True) if either[pair] >= 1]
-    matches = [Match(int(k), int(n), one.names[k].long, other.names[n].long, float(alike[k, n])) for k, n in pairs]
+    names = one.names, other.names
+    matches = [
+        Match(int(k), int(n), names[0][k].long, names[1][n].long, float(alike[k, n]))
+        for k, n in pairs
+        if not (names[0][k].hidden or names[1][n].hidden)
+    ]
     return sorted(matches, key=lambda match: -match.alike)
 
 

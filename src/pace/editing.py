@@ -31,7 +31,7 @@ from pace.naming import Name
 _FORMAT = "pace-names-1"
 _CHANGE = {"do": str, "concepts": [int], "part": str | None, "name": str | None}
 _REMEDY = "delete it to begin anew, without names"
-_LONGEST = 60  # characters of a name
+LONGEST = 60  # characters of a name
 _WAIT = 10.0  # seconds, for others who write
 
 What = int | str  # a concept or a part
@@ -198,8 +198,8 @@ def merges_in(changes: Sequence[Change]) -> list[list[int]]:
 
 
 def _check_name(name: str | None) -> None:
-    if name is None or len(name) > _LONGEST or not name.isprintable():
-        raise ValueError(f"a name has up to {_LONGEST} printable characters; found {name!r:.100}")
+    if name is None or len(name) > LONGEST or not name.isprintable():
+        raise ValueError(f"a name has up to {LONGEST} printable characters; found {name!r:.100}")
 
 
 def _found(what: What, names: Sequence[Name]) -> tuple[list[int], str | None]:

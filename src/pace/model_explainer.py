@@ -28,7 +28,7 @@ from pace.files import CONCEPTS, GALLERY, HEAD
 from pace.images.datasets import has_splits
 from pace.images.given import images_from
 from pace.images.imageset import ImageSet
-from pace.naming import Name, class_titles, use_of
+from pace.naming import Name, class_titles, hidden_among, use_of
 from pace.notebook import model_html
 from pace.observations import Lazy, Observations
 from pace.observing.extract import observe, observe_pair
@@ -264,7 +264,8 @@ class ModelExplanation(Explanation):
         """The concepts that speak most for a class in the images predicted as it: mean θ times the evidence, above 0."""
         own = self._predictions.argmax(1) == (number := self._class(name))
         theta, concepts = self.theta[own if own.any() else slice(None)], self.explainer.concepts
-        return summary.class_concepts(theta, concepts.evidence_[:, number], use_of(concepts.concept_weights_).used, n)
+        used = use_of(concepts.concept_weights_).used & ~hidden_among(self.names)
+        return summary.class_concepts(theta, concepts.evidence_[:, number], used, n)
 
     def why(self, image: int = 0, one: str | int | None = None, other: str | int | None = None) -> list[Reason]:
         """Why an image is of `one` class and not the `other`, by concept, strongest first; by default the likeliest two."""

@@ -53,17 +53,20 @@ def model_html(model: PACE, class_names: Sequence[str] | None = None) -> str:
     """The concepts of a fitted model by use, each with its share of the images and the classes it speaks for."""
     use, evidence = use_of(model.concept_weights_), model.evidence_
     names = model.names_
+    order = [k for k in use.order if not names[k].hidden]
     columns = [_column(names), "share of the images"]
     rows = [
         [escape(names[k].label), _meter(use.shares[k], use.shares.max(), f"{use.shares[k]:.1%}")]
-        for k in use.order[:_CONCEPTS]
+        for k in order[:_CONCEPTS]
     ]
     if evidence.shape[1]:
         columns.append("speaks for")
         called = class_titles(class_names or []) or [f"class {n}" for n in range(evidence.shape[1])]
-        rows = [[*row, escape(_spoken_for(evidence[k], called))] for k, row in zip(use.order, rows, strict=False)]
+        rows = [[*row, escape(_spoken_for(evidence[k], called))] for k, row in zip(order, rows, strict=False)]
     facts = escape("; ".join(_facts(model, len(use.order))))
-    more = f"<p>and {len(use.order) - len(rows)} more concepts in use</p>" if use.order[_CONCEPTS:] else ""
+    left = [(len(order) - len(rows), "more concepts in use"), (len(use.order) - len(order), "hidden")]
+    rest = ", ".join(f"{count} {what}" for count, what in left if count)
+    more = f"<p>and {rest}</p>" if rest else ""
     parameters = f"<details><summary>Parameters</summary><pre>{escape(repr(model))}</pre></details>"
     return f"<div><p><b>PACE</b>, fitted: {facts}</p>{_table(columns, rows)}{more}{parameters}</div>"
 

@@ -104,19 +104,25 @@ def zero_shot_from_names(model: Any, names: Sequence[str]) -> nn.Module:
     texts = [f"a photo of a {name}." for name in names]
     if len(texts) < 2:
         raise ValueError(f"classes: expected the names of 2 classes or more; found {len(texts)}")
+    return ZeroShot(text_features(model, texts, "classes"), model.logit_scale.exp())
+
+
+@torch.no_grad()
+def text_features(model: Any, texts: Sequence[str], asked: str) -> Tensor:
+    """(texts, p): what a CLIP of open_clip or transformers makes of texts; `asked` is the argument that errors speak of."""
     device = next(model.parameters()).device
-    with torch.no_grad():
-        if hasattr(model, "encode_text"):
-            tokens = import_module("open_clip").tokenize(texts, getattr(model, "context_length", 77))
-            found = model.encode_text(tokens.to(device))
-        elif hasattr(model, "get_text_features"):
-            tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(model.config._name_or_path)
-            found = model.get_text_features(**tokenizer(texts, padding="max_length", return_tensors="pt").to(device))
-            found = getattr(found, "pooler_output", found)
-        else:
-            kind, such = type(model).__name__, "a CLIP with its texts, such as openai/clip-vit-base-patch32"
-            raise ValueError(f"classes: {kind} has no text encoder to compare images with names; expected {such}")
-    return ZeroShot(found, model.logit_scale.exp())
+    found: Any
+    if hasattr(model, "encode_text"):
+        tokens = import_module("open_clip").tokenize(texts, getattr(model, "context_length", 77))
+        found = model.encode_text(tokens.to(device))
+    elif hasattr(model, "get_text_features"):
+        tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(model.config._name_or_path)
+        found = model.get_text_features(**tokenizer(texts, padding="max_length", return_tensors="pt").to(device))
+    else:
+        kind, such = type(model).__name__, "a CLIP with its texts, such as openai/clip-vit-base-patch32"
+        raise ValueError(f"{asked}: {kind} has no text encoder to compare images with words; expected {such}")
+    features: Tensor = getattr(found, "pooler_output", found)
+    return features
 
 
 def fit_head(kind: str, features: Tensor, labels: Any = None) -> nn.Module:

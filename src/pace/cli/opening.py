@@ -448,7 +448,10 @@ class FitRun:
         """How many concepts are in use, and in which run."""
         concepts = self.fitted.concepts
         total, empty = len(concepts.means_), len(concepts.empty_concepts_)
-        return f"{total - empty} of {total} concepts in use of {self.run.folder}"
+        hidden = sum(name.hidden for name in concepts.names_)
+        return f"{total - empty} of {total} concepts in use of {self.run.folder}" + (
+            f", {hidden} hidden" if hidden else ""
+        )
 
     def observe(
         self,
@@ -530,13 +533,18 @@ class FitRun:
         return seen.subset(chosen.tolist()), np.sort(order[held:]).tolist()
 
 
+def chosen_run(given: str | None) -> Run:
+    """The run of `pace fit` with this folder, or the latest one."""
+    runs = all_runs("fit") if given is None else [open_run(given, "fit")]
+    if not runs:
+        raise Problem("no run in runs/; make one with `pace fit`, or name one with --run")
+    return runs[-1]
+
+
 def open_fit(ctx: typer.Context, options: FitOptions) -> FitRun:
     """The run that the options name, or the latest one; the record of this command then names it too."""
     device = device_of(options.device)
-    runs = all_runs("fit") if options.fit_run is None else [open_run(options.fit_run, "fit")]
-    if not runs:
-        raise Problem("no run in runs/; make one with `pace fit`, or name one with --run")
-    run = runs[-1]
+    run = chosen_run(options.fit_run)
     results, status = run.record["results"], run.record["status"]
     if not results:
         raise Problem(f"{run.folder} has no concepts: its status is {status!r}")

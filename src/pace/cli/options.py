@@ -157,7 +157,7 @@ class HeadOptions:
     classes: Annotated[str | None, _CLASSES] = None
 
 
-_RUN = typer.Option("--run", metavar="FOLDER", help="Folder of a `pace fit`.", show_default="the latest in runs/")
+RUN = typer.Option("--run", metavar="FOLDER", help="Folder of a `pace fit`.", show_default="the latest in runs/")
 _MOVED = _model_option("--model", metavar="PATH", help="Where the run's model is, if it has moved.")
 Bootstrap = Annotated[int, typer.Option(min=0, help="Bootstrap samples for the intervals.")]
 HiddenImages = Annotated[int, typer.Option(min=0, help="Test images whose concepts are removed and added; 0 for none.")]
@@ -167,7 +167,7 @@ HiddenImages = Annotated[int, typer.Option(min=0, help="Test images whose concep
 class FitOptions(Compute):
     """The fit to use, and where to run its model."""
 
-    fit_run: Annotated[str | None, _RUN] = None
+    fit_run: Annotated[str | None, RUN] = None
     moved: Annotated[str | None, _MOVED] = None
 
 

@@ -87,13 +87,11 @@ class Session:
         return known | contents.of_images(model, self.images, seen.observations, seen, self._classes, self._pictures)
 
     def page(self) -> bytes:
-        edits = self.explainer.edits
         live = {
             "predicts": bool(self._classes),
             "largest": LARGEST,
             "added": [self._entry(number) for number in self._added],
-            "edits": [name._asdict() for name in edits.names],
-            "changed": bool(edits.changes),
+            "changed": bool(self.explainer.edits.changes),
         }
         return render(
             {"title": self.title, "first": None, "without": [], "live": live, **self._contents}, self._encoded

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
-from pace.naming import class_titles
+from pace.naming import class_titles, hidden_among
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -38,11 +38,12 @@ def concept_gallery(
 ) -> Figure:
     """Concepts by use, most used first, with the share of patches they hold and the patches nearest to their mean.
 
-    By default the `n_concepts` most used ones; concepts that hold nothing are counted below, not shown.
+    By default the `n_concepts` most used ones; those that hold nothing, or are hidden, are counted below, not shown.
     """
     pictures, grid = Pictures(images, preprocessing, expected=len(observations)), grid_of(observations)
-    use = summary.use_of(model.concept_weights_)
-    wanted = drawing.chosen(concepts, use.order[:n_concepts], len(use.shares))
+    use, names = summary.use_of(model.concept_weights_), model.names_
+    listed = [k for k in use.order if not names[k].hidden]
+    wanted = drawing.chosen(concepts, listed[:n_concepts], len(use.shares))
     typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)
     columns = min(2, len(wanted))
     lines = -(-len(wanted) // columns)
@@ -51,9 +52,12 @@ def concept_gallery(
     for position, k in enumerate(wanted):
         column, line = divmod(position, lines)
         x, y = MARGIN + column * (ROW_WIDTH + gap), MARGIN + line * pitch
-        drawing.show_concept(layout, f"Concept {k}", [f"{use.shares[k]:.1%}"], pictures, typical[position], grid, x, y)
-    more, empty = len(np.setdiff1d(use.order, wanted)), len(use.used) - len(use.order)
+        share, name = f"{use.shares[k]:.1%}", drawing.title(names[k])
+        drawing.show_concept(layout, name, [share], pictures, typical[position], grid, x, y)
+    merged, hidden = sum(name.into is not None for name in names), len(use.order) - len(listed)
+    more, empty = len(np.setdiff1d(listed, wanted)), len(use.used) - len(use.order) - merged
     notes = [drawing.plural(len(wanted), "concept"), *([f"{more} more in use"] if more else [])]
+    notes += [f"{count} {what}" for count, what in ((hidden, "hidden"), (merged, "merged into others")) if count]
     notes += [f"{empty} of {len(use.used)} stayed empty"] if empty else []
     layout.note(MARGIN, layout.height - MARGIN - SMALL, " · ".join(notes))
     return layout
@@ -89,7 +93,8 @@ def class_concepts(
     if missing or not wanted:
         raise ValueError(f"classes: expected some that images are predicted as; found {missing or 'none'}")
     theta, evidence = np.asarray(model.transform(observations), np.float64), model.evidence_
-    used = summary.use_of(model.concept_weights_).used
+    called = model.names_
+    used = summary.use_of(model.concept_weights_).used & ~hidden_among(called)
     top = [
         [k for k, _ in summary.class_concepts(theta[labels == n], evidence[:, n], used, _CLASS_CONCEPTS)]
         for n in wanted
@@ -113,7 +118,7 @@ def class_concepts(
             shares = [f"θ {theta[own, k].mean():.2f} in this class", f"θ {theta[:, k].mean():.2f} in all images"]
             notes = [*shares, f"speaks for it {evidence[k, n]:+.2f}".replace("-", "−")]
             drawing.show_concept(
-                layout, f"Concept {k}", notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch
+                layout, drawing.title(called[k]), notes, pictures, next(typical), grid, rows_x, y + 14 + line * pitch
             )
     return layout
 

@@ -200,7 +200,7 @@ def show_concept(
     if fill is not None:
         swatch = Rectangle((x, y), 7, 7, facecolor=fill.color, hatch=fill.hatch, edgecolor="white", linewidth=0)
         layout.paper.add_patch(swatch)
-    layout.write(x + indent, y, name, bold=True)
+    layout.write(x + indent, y, name, bold=True, room=_LABEL - indent - GAP)
     for line, note in enumerate(notes):
         layout.note(x + indent, y + 10 + 8 * line, note)
     for column, (image, patch) in enumerate(patches):
@@ -288,5 +288,5 @@ def show_bars(layout: Layout, bars: Sequence[Bar], x: float, y: float, width: fl
         rim = [withStroke(linewidth=2, foreground="white")]  # seen on dark bars too
         axes.plot(across, down, color=INK, linewidth=0.9, clip_on=False, path_effects=rim, zorder=3)
         top = y + row * middle - SMALL * 0.5
-        layout.write(x + labels - 4, top, bar.label, size=SMALL, align="right")
+        layout.write(x + labels - 4, top, bar.label, size=SMALL, align="right", room=labels - 4)
         layout.note(x + labels + span * bar.high / scale + 4, top, f"{bar.value:.2f}")

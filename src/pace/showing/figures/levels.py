@@ -13,7 +13,7 @@ from scipy.ndimage import distance_transform_edt, gaussian_filter, label, maximu
 from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images.preparation import PreprocessingLike
-from pace.naming import Name, class_titles
+from pace.naming import Name, class_titles, hidden_among
 from pace.observations import Observations
 from pace.showing import summary
 from pace.showing.figures import drawing
@@ -65,7 +65,11 @@ def three_levels(
         raise ValueError("shown: expected at least one image; found none")
     names = [] if classes is None else class_titles(summary.class_names(class_names, images, observations.n_classes))
     explanation, use = model.explain(observations[rows]), summary.use_of(model.concept_weights_)
-    wanted = drawing.chosen(concepts, _in_turn(explanation.theta, use.used)[:n_concepts], explanation.n_concepts)
+    wanted = drawing.chosen(
+        concepts,
+        _in_turn(explanation.theta, use.used & ~hidden_among(explanation.names))[:n_concepts],
+        explanation.n_concepts,
+    )
     typical = summary.typical_patches(model.means_[wanted], observations, PATCHES)
     colors = np.array([mean_color(pictures, patches, grid) for patches in typical])
     fills = dict(zip(wanted, drawing.fills_like(colors), strict=True))

@@ -14,7 +14,7 @@ from pace.explainer import PACE
 from pace.explanation import Array, Explanation
 from pace.images import ImageSet
 from pace.metrics.inputs import concept_counts
-from pace.naming import class_titles
+from pace.naming import Name, class_titles, hidden_among
 from pace.observations import Observations
 from pace.places import matching_patches
 from pace.showing import summary
@@ -146,14 +146,19 @@ def _concepts(
     use = summary.use_of(summary.patches_held(phi, attention))
     shown = use.used | summary.use_of(model.concept_weights_).used
     typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations))).tolist()
-    neighbours = nearest_concepts(model.means_, use.used, _NEIGHBOURS)
-    names_of_concepts = explanation.names
-    order = [k for k in np.argsort(-use.shares, kind="stable").tolist() if shown[k]]
+    called = explanation.names
+    listed = use.used & ~hidden_among(called)
+    neighbours = nearest_concepts(model.means_, listed, _NEIGHBOURS)
+    order = [k for k in np.argsort(-use.shares, kind="stable").tolist() if shown[k] and not called[k].hidden]
     return {
         "concepts": [
             {
-                "name": names_of_concepts[k].long,
-                "short": names_of_concepts[k].short,
+                "name": called[k].long,
+                "short": called[k].short,
+                "kind": called[k].given or f"kind {called[k].kind}",
+                "given": called[k].given is not None,
+                "hidden": called[k].hidden,
+                "into": called[k].into,
                 "part": None if explanation.part_of is None else int(explanation.part_of[k]),
                 "share": float(use.shares[k]),
                 "used": bool(use.used[k]),
@@ -164,11 +169,11 @@ def _concepts(
             for k in range(len(shown))
         ],
         "order": order,
-        "map": _map(model.means_, use.used),
-        "parts": _parts(explanation, use, order, [name.part for name in names_of_concepts]),
+        "map": _map(model.means_, listed),
+        "parts": _parts(explanation, use, order, called),
         "effective": float(np.exp(entropy(use.shares))),  # equally used concepts that would be as diverse as these
         "prefixWeight": float((attention[:, : observations.prefix_tokens].sum(1) / attention.sum(1)).mean()),
-        **_classes(model, observations, explanation.theta, names, use.used),
+        **_classes(model, observations, explanation.theta, names, listed),
     }
 
 
@@ -181,16 +186,17 @@ def _map(means: Array, used: Array) -> list[list[float] | None]:
 
 
 def _parts(
-    explanation: Explanation, use: summary.Use, order: list[int], letters: list[str | None]
+    explanation: Explanation, use: summary.Use, order: list[int], called: Sequence[Name]
 ) -> list[dict[str, Any]] | None:
-    """Where concepts are kinds of parts: every part's letter, share, and kinds that are shown, by use."""
+    """Where concepts are kinds of parts: every part's letter, name, share, and kinds that are shown, by use."""
     part_of = explanation.part_of
     if part_of is None:
         return None
     kinds = [[k for k in order if part_of[k] == part] for part in range(explanation.n_parts)]
     return [
         {
-            "letter": letters[int(np.argmax(part_of == part))],
+            "letter": called[int(np.argmax(part_of == part))].part,
+            "name": called[int(np.argmax(part_of == part))].part_long,
             "share": float(use.shares[part_of == part].sum()),
             "kinds": own,
         }

@@ -12,7 +12,7 @@ function beside(m, other, close) {
   const held = data.order.filter((k) => largest(k) >= HELD);
   const colours = coloursFor([...held].sort((a, b) => largest(b) - largest(a)).slice(0, BESIDE));
   const apart = [...held].sort((a, b) => Math.abs(one(b) - two(b)) - Math.abs(one(a) - two(a))).slice(0, BESIDE);
-  const common = data.order.reduce((sum, k) => sum + Math.min(one(k), two(k)), 0);
+  const common = data.concepts.reduce((sum, _, k) => sum + Math.min(one(k), two(k)), 0);
   const reach = Math.max(...apart.map(largest));
   const bar = (name, share) => h("span", { class: `bar ${name}` }, h("span", { style: { width: `${(100 * share) / reach}%` } }));
   const picture = (image) => h("figure", {}, h("a", { href: link.image(image), "aria-label": describeImage(image) }, conceptMap(original, image, colours)),

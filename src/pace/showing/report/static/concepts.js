@@ -5,7 +5,10 @@ const MOST = 8; // images of a concept, on its page
 // Of those that are not empty; a concept may hold patches of other images and none of these.
 const usedConcepts = data.order.filter((k) => data.concepts[k].used);
 const unusedConcepts = data.order.filter((k) => !data.concepts[k].used);
-const emptyCount = CONCEPTS - data.order.length;
+const hiddenConcepts = data.concepts.flatMap(({ hidden, near }, k) => (hidden && near.length ? [k] : []));
+const mergedCount = data.concepts.filter(({ into }) => into !== null).length;
+const heldCount = data.order.length + hiddenConcepts.length;
+const emptyCount = CONCEPTS - heldCount - mergedCount;
 const stayedEmpty = `${emptyCount} of ${plural(CONCEPTS, "concept")} stayed empty`;
 
 const conceptsView = {
@@ -14,7 +17,7 @@ const conceptsView = {
     const k = Number(item);
     if (item === "map" && usedConcepts.length) return mapView(query);
     if (item === null || !(k in data.concepts)) return gallery();
-    return data.order.includes(k) ? oneConcept(k) : emptyConcept(k);
+    return data.concepts[k].near.length ? oneConcept(k) : emptyConcept(k);
   },
 };
 
@@ -37,6 +40,8 @@ function gallery() {
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
       note("Each of these holds less than one patch of these images. The patches below are just the nearest ones."),
       h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))),
+    (hiddenConcepts.length > 0 || mergedCount > 0) && note([hiddenConcepts.length && `${plural(hiddenConcepts.length, "concept is", "concepts are")} hidden`, mergedCount && `${mergedCount} merged into others`].filter(Boolean).join(", "), "."),
+    data.live && hiddenLinks(),
     emptyCount > 0 && note(`${stayedEmpty}: they got no patches when the model was fitted.`, data.selection && [" ", h("a", { href: "#/number" }, "How the number was found"), "."]));
 }
 
@@ -44,19 +49,21 @@ function partGallery(p) {
   const used = byShare(data.parts[p].kinds.filter((k) => data.concepts[k].used));
   return h("section", { class: "part", "aria-labelledby": `part-${p}` },
     h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(partShareOf(p))} · ${plural(used.length, "kind")}`), data.live && partTools(p)),
-    h("ul", { class: "cards", "aria-label": `Kinds of part ${data.parts[p].letter}, most used first` }, used.map((k) => conceptCard(k, "h3", capital(kindName(k))))));
+    h("ul", { class: "cards", "aria-label": `Kinds of ${data.parts[p].name}, most used first` }, used.map((k) => conceptCard(k, "h3", capital(kindName(k))))));
 }
 
 function emptyConcept(k) {
   return h("div", { class: "page" },
     h("nav", { class: "crumbs", "aria-label": "Concepts" }, h("a", { href: "#/concepts" }, "All concepts")),
-    h("header", { class: "lead" }, h("h1", {}, conceptName(k)), note(`This concept stayed empty: it got no patches when the model was fitted. ${stayedEmpty}.`)));
+    h("header", { class: "lead" }, h("h1", {}, conceptName(k)), data.concepts[k].into !== null
+      ? note("This concept was merged into ", h("a", { href: link.concept(data.concepts[k].into) }, conceptName(data.concepts[k].into)), ".")
+      : note(`This concept stayed empty: it got no patches when the model was fitted. ${stayedEmpty}.`)));
 }
 
 function oneConcept(k) {
-  const { near, neighbours, used, part } = data.concepts[k];
+  const { near, neighbours, used, part, short, given, hidden } = data.concepts[k];
   const siblings = part === null ? [] : data.parts[part].kinds.filter((other) => other !== k && data.concepts[other].used);
-  const order = byShare(data.order), position = order.indexOf(k);
+  const order = byShare(hidden ? [] : data.order), position = order.indexOf(k);
   const step = (to, text) => to !== undefined && h("a", { class: "button", href: link.concept(to) }, text);
   const images = imagesWith(k);
   return h("div", { class: "page" },
@@ -67,7 +74,9 @@ function oneConcept(k) {
       h("h1", {}, conceptName(k)),
       h("p", { class: "facts" },
         h("span", {}, h("b", {}, percent(shareOf(k))), " of these images"),
-        used && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`), sharesSwitch(show)),
+        given && h("span", {}, "concept ", h("b", {}, short)),
+        hidden && h("span", {}, "hidden from lists"),
+        used && !hidden && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`), sharesSwitch(show)),
       data.live && conceptTools(k),
       !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are just the nearest ones.")),
     h("section", { "aria-labelledby": "near" },
@@ -86,7 +95,7 @@ function oneConcept(k) {
     images.length > 0 && histogram(k),
     togetherList(k),
     siblings.length > 0 && h("section", { "aria-labelledby": "siblings" },
-      h("h2", { id: "siblings" }, `Other kinds of part ${data.parts[part].letter}`),
+      h("h2", { id: "siblings" }, `Other kinds of ${data.parts[part].name}`),
       note("What the same part looks like in other images."),
       h("ul", { class: "cards" }, siblings.map((other) => conceptCard(other)))),
     neighbours.length > 0 && h("section", { "aria-labelledby": "neighbours" },

@@ -85,7 +85,7 @@ class View {
   }
   /** φ of a part over the patches of an image: the sum over its kinds. */
   partMap(m, p) {
-    const maps = data.parts[p].kinds.map((k) => this.map(m, k));
+    const maps = kindsOf[p].map((k) => this.map(m, k));
     return Float32Array.from({ length: PATCHES }, (_, patch) => maps.reduce((sum, map) => sum + map[patch], 0));
   }
   picture(m) { return `data:${data.picture.type};base64,${pictures[this.firstPicture + m]}`; }

@@ -250,7 +250,7 @@ const imagesView = {
     const m = this.state.image;
     this.shown = `${view.name} ${patch}`;
     if (patch === null) {
-      const k = ranked(m)[0];
+      const k = ranked(m).find((other) => !isHidden(other));
       this.panel.replaceChildren(h("h2", {}, "No patch selected"),
         h("p", { class: "quiet" }, `The largest concept of this image is ${conceptName(k)}:`), galleryStrip(k));
       return;
@@ -281,14 +281,14 @@ const imagesView = {
   mixture(m) {
     // Concepts that only the perturbed image shows are listed as well.
     const larger = (k) => Math.max(shareIn(original, m, k), perturbed ? shareIn(perturbed, m, k) : 0);
-    const used = ranked(m).filter((k) => larger(k) > 0.002);
+    const held = ranked(m).filter((k) => larger(k) > 0.002), used = held.filter((k) => !isHidden(k));
     const largest = new Set([...used].sort((a, b) => larger(b) - larger(a)).slice(0, this.showAll ? CONCEPTS : TOP));
     const rows = used.filter((k) => largest.has(k));
     const reach = Math.max(...rows.map((k) => (byArea ? larger(k) : Math.max(original.high(m, k), perturbed ? perturbed.high(m, k) : 0))));
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
       sharesSwitch(() => { this.remember(); this.filter(); this.showDetail(); this.showBeside(); }),
-      note(countedHow(), shareNote(), " Click a concept's picture to highlight it in the image."),
+      note(countedHow(), shareNote(), " Click a concept's picture to highlight it in the image.", hiddenNote(held)),
       h("ul", { class: "rows theta" }, rows.map((k) => {
         const isOn = this.state.overlay === k;
         return h("li", {},
@@ -307,13 +307,14 @@ const imagesView = {
 
   partMixture(m) {
     const larger = (p) => Math.max(partShareIn(original, m, p), perturbed ? partShareIn(perturbed, m, p) : 0);
-    const used = Array.from({ length: PARTS }, (_, p) => p).filter((p) => larger(p) >= HELD).sort((a, b) => partShareIn(original, m, b) - partShareIn(original, m, a));
+    const held = Array.from({ length: PARTS }, (_, p) => p).filter((p) => larger(p) >= HELD).sort((a, b) => partShareIn(original, m, b) - partShareIn(original, m, a));
+    const lead = (p) => original.kind(m, p)[0], used = held.filter((p) => !isHidden(lead(p)));
     const rows = this.showAll ? used : used.slice(0, TOP);
     const reach = Math.max(...rows.map((p) => (byArea ? larger(p) : Math.max(original.partHigh(m, p), perturbed ? perturbed.partHigh(m, p) : 0))));
     return h("section", { class: "card", "aria-labelledby": "mixture" },
       h("h2", { id: "mixture" }, "What this image is made of"),
       sharesSwitch(() => { this.remember(); this.filter(); this.showDetail(); this.showBeside(); }),
-      note("Its parts, largest first, each with its kind and patches typical of that kind. ", countedHow(), shareNote(), " Point at a part to see where it is, or click its picture to keep it highlighted."),
+      note("Its parts, largest first, each with its kind and patches typical of that kind. ", countedHow(), shareNote(), " Point at a part to see where it is, or click its picture to keep it highlighted.", hiddenNote(held.map(lead))),
       h("ul", { class: "rows theta" }, rows.map((p) => this.partRow(m, p, reach))),
       used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
       data.prefix > 0 && prefixNote(m),
@@ -411,7 +412,7 @@ function movedNote(m) {
 
 function contributions(m, n) {
   const parts = Array.from({ length: CONCEPTS }, (_, k) => [k, original.theta(m, k) * evidence(k, n)])
-    .sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 6).filter(([, value]) => Math.abs(value) >= 0.005);
+    .filter(([k]) => !isHidden(k)).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 6).filter(([, value]) => Math.abs(value) >= 0.005);
   if (!parts.length) return h("p", { class: "quiet" }, "No concept speaks clearly for or against this class.");
   const reach = Math.abs(parts[0][1]);
   return h("ul", { class: "rows carried", "aria-label": `Concepts for and against ${data.classes[n]}` }, parts.map(([k, value]) => h("li", {},

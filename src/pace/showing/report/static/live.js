@@ -212,9 +212,6 @@ data.live.added.forEach(addPicture);
 
 const SAID = "said"; // of the change that the page was loaded again for
 
-const edits = data.live.edits; // of every concept
-const letterOf = (p) => edits[kindsOf[p][0]].part;
-
 async function change(what, ...how) {
   try {
     const { said } = await waiting("Changing", ask("change", JSON.stringify({ do: what, what: how[0] ?? [], name: how[1] ?? "" })));
@@ -228,9 +225,9 @@ async function change(what, ...how) {
 const undoButton = () => data.live.changed && h("button", { type: "button", class: "button", onclick: () => change("undo") }, "Undo");
 const action = (text, act) => h("button", { type: "button", class: "button", onclick: act }, text);
 
-/** A button that becomes a field for the name. */
+/** A button that becomes a field for the name, which is `given` if it is not the one it had at first. */
 function renaming(what, given) {
-  const field = h("input", { type: "text", maxlength: 60, value: given ?? "", "aria-label": "Name", autocomplete: "off" });
+  const field = h("input", { type: "text", maxlength: 60, value: given, "aria-label": "Name", autocomplete: "off" });
   const close = () => { form.replaceWith(button); button.focus(); };
   const form = h("form", { class: "renaming", onsubmit: (event) => { event.preventDefault(); change("name", [what], field.value); }, onkeydown: (event) => event.key === "Escape" && close() },
     field, h("button", { class: "button" }, "Save"), action("Cancel", close));
@@ -239,17 +236,22 @@ function renaming(what, given) {
 }
 
 function partTools(p) {
-  return h("span", { class: "tools" }, renaming(letterOf(p), edits[kindsOf[p][0]].part_given));
+  const { letter, name } = data.parts[p];
+  return h("span", { class: "tools" }, renaming(letter, name === `part ${letter}` ? "" : name));
 }
 
 function conceptTools(k) {
-  const others = data.order.filter((other) => other !== k && edits[other].into === null && data.concepts[other].part === data.concepts[k].part);
+  // Those that lie near first: they look alike.
+  const others = data.order.filter((other) => other !== k && data.concepts[other].part === data.concepts[k].part);
   const near = data.concepts[k].neighbours.filter((other) => others.includes(other));
   const select = h("select", { "aria-label": "Merge with", onchange: () => change("merge", [k, Number(select.value)]) },
     h("option", { value: "" }, "Merge with …"), [...near, ...others.filter((other) => !near.includes(other))].map((other) => h("option", { value: String(other) }, conceptName(other))));
-  return h("div", { class: "tools" }, renaming(k, edits[k].given),
-    edits[k].hidden ? action("Show", () => change("show", [k])) : action("Hide", () => change("hide", [k])), others.length > 0 && select, undoButton());
+  return h("div", { class: "tools" }, renaming(k, data.concepts[k].given ? data.concepts[k].name : ""),
+    isHidden(k) ? action("Show", () => change("show", [k])) : action("Hide", () => change("hide", [k])), others.length > 0 && select, undoButton());
 }
+
+/** Where those are that can be shown again. */
+const hiddenLinks = () => hiddenConcepts.length > 0 && note("Hidden: ", hiddenConcepts.map((k, index) => [index > 0 && ", ", h("a", { href: link.concept(k) }, conceptName(k))]), ".");
 
 const said = sessionStorage.getItem(SAID);
 sessionStorage.removeItem(SAID);

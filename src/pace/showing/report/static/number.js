@@ -14,7 +14,7 @@ const numberView = {
         note(pruned ? `${concepts} were asked for; the others stay empty. ` : "The number was not given. ", "The bound weighs how well the concepts fit the patches against how many there are; of all numbers tried, this one is best. ",
           `${plural(images, "image was", "images were")} used. `,
           strengths.length === Math.max(...numbers) && " Larger numbers were not tried, so there may be more.",
-          data.order.length !== strengths.length && ` After the fit, ${plural(data.order.length, "concept holds", "concepts hold")} patches.`)),
+          heldCount + mergedCount !== strengths.length && ` After the fit, ${plural(heldCount + mergedCount, "concept holds", "concepts hold")} patches.`)),
       h("section", { class: "card warning", "aria-labelledby": "sure" },
         h("h2", { id: "sure" }, "Do not rely on the exact number"),
         h("p", {}, "The bound treats patches as independent draws from Gaussians. Those of a real transformer are neither, so small differences count too much, and the number may be too large. ",

@@ -1,11 +1,13 @@
 // What several views share: pictures, crops, bars, chips.
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
-/** "Concept 12", or "Part A · kind 3". */
+/** "Concept 12", or "Part A · kind 3", or what its user calls it. */
 const conceptName = (k) => capital(data.concepts[k].name);
-const partName = (p) => `Part ${data.parts[p].letter}`;
+const partName = (p) => capital(data.parts[p].name);
 /** Its kind alone, below or beside the name of its part. */
-const kindName = (k) => data.concepts[k].name.split(" · ")[1];
+const kindName = (k) => data.concepts[k].kind;
+const isHidden = (k) => data.concepts[k].hidden;
+const hiddenNote = (concepts) => concepts.some(isHidden) && ` ${concepts.filter(isHidden).length} more hidden.`;
 const place = (patch) => `row ${Math.floor(patch / COLUMNS) + 1}, column ${(patch % COLUMNS) + 1}`;
 
 const link = {
