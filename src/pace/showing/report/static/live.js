@@ -212,12 +212,16 @@ data.live.added.forEach(addPicture);
 
 const SAID = "said"; // of the change that the page was loaded again for
 
+let isChanging = false;
 async function change(what, ...how) {
+  if (isChanging) return; // a second click on Undo would undo the one before, unseen
+  isChanging = true;
   try {
     const { said } = await waiting("Changing", ask("change", JSON.stringify({ do: what, what: how[0] ?? [], name: how[1] ?? "" })));
     sessionStorage.setItem(SAID, what === "undo" ? `Undone: ${said}` : capital(said));
     location.reload();
   } catch (error) {
+    isChanging = false;
     tell(error);
   }
 }
