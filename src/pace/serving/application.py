@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -136,12 +137,24 @@ def server_of(session: Session, token: str, port: int) -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(app, **how, timeout_graceful_shutdown=_PATIENCE))
 
 
-def serve(session: Session, port: int, announce: Callable[[str], None]) -> None:
-    """Answer on this machine alone, at an address that `announce` is told, until Ctrl-C. Port 0 is any free one."""
+@contextmanager
+def listening(port: int) -> Iterator[socket.socket]:
+    """On this machine alone; port 0 is any free one."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        if (
+            os.name == "posix"
+        ):  # else a port that was in use a moment ago could not be used; elsewhere others could share it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another one") from None
         listener.listen(_BACKLOG)
-        port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-        announce(f"http://127.0.0.1:{port}/{token}/")
-        server_of(session, token, port).run(sockets=[listener])
+        yield listener
+
+
+def serve(session: Session, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Answer at an address that `announce` is told, until Ctrl-C, which is passed on."""
+    port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+    announce(f"http://127.0.0.1:{port}/{token}/")
+    server_of(session, token, port).run(sockets=[listener])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from pace.cli.errors import Problem
 from pace.cli.opening import allow, open_fit, open_images
 from pace.cli.output import busy, say
 from pace.cli.runs import Run
+
+if TYPE_CHECKING:
+    from pace.serving import Session
 
 _RUN = typer.Argument(metavar="RUN", help="Folder of a `pace fit`.", show_default="the latest in runs/")
 _IMAGES = typer.Option(
@@ -46,24 +49,33 @@ def serve(
 
     Open the address it prints; Ctrl-C ends it. Nobody else can open it, and pictures stay on this machine.
     """
-    found = open_fit(ctx, options.FitOptions(fit_run=run, moved=model, device=device))
-    try:
-        from pace.serving import Session
-        from pace.serving import serve as answer
-    except ModuleNotFoundError as error:
-        raise Problem(f"{error}; pace serve needs more: pip install 'pace-xai[serve]'") from None
+    with busy("starting"):  # importing torch takes seconds
+        try:
+            from pace import serving
+        except ModuleNotFoundError as error:
+            raise Problem(f"{error}; pace serve needs it: pip install 'pace-xai[serve]'") from None
+    with serving.listening(port) as listener:
+        session = _session(ctx, options.FitOptions(fit_run=run, moved=model, device=device), images, data_root, limit)
+        allow(max_pixels)
+        say("open this page; Ctrl-C ends it:")
+        try:
+            serving.serve(session, listener, say)
+        except KeyboardInterrupt:  # how it ends
+            say("stopped")
+
+
+def _session(
+    ctx: typer.Context, fit: options.FitOptions, images: str | None, data_root: str | None, limit: int
+) -> Session:
+    from pace.serving import Session
+
+    found = open_fit(ctx, fit)
     choice = found.other_images(options.ImageOptions(images=images, data_root=data_root, limit=limit))
     if choice.images is None:
         raise Problem("the images of this run were given in Python; name some with --images")
     shown = open_images(choice)
-    allow(max_pixels)
     with TemporaryDirectory() as folder:
         seen, _ = found.observe(shown, False, Run(Path(folder), {}))
-    with busy("making the page"):
-        session = Session(found.fitted, shown, seen, f"What the transformer sees in {Path(choice.images).name}")
     say(found.in_use)
-    say("open this page; Ctrl-C ends it:")
-    try:
-        answer(session, port, say)
-    except KeyboardInterrupt:  # how it ends
-        say("stopped")
+    with busy("making the page"):
+        return Session(found.fitted, shown, seen, f"What the transformer sees in {Path(choice.images).name}")
