@@ -48,6 +48,7 @@ def main() -> None:
     explainer = pace.explain_model(timm.create_model(args.model), images, args.concepts, layer=-2, **quick)
     session = Session(explainer, images, explainer.backbone.observe(images), "Birds")
     third = list(range(args.concepts // 3))
+    others = [k + len(third) for k in third]
     file = io.BytesIO()
     Image.fromarray(images[0].permute(1, 2, 0).numpy()).resize(_SIZE).save(file, "JPEG", quality=90)
 
@@ -70,7 +71,10 @@ def main() -> None:
 
         for _ in range(args.repeats + 1):
             picture = ask("a picture", "add", file.getvalue())["number"]
-            for name, concepts in (("a third of the concepts off", third), ("one more off", [*third, len(third)])):
+            for name, concepts in (
+                ("a third of the concepts off", third),
+                ("another third off", others),
+            ):
                 for compare in (False, True):
                     asked = {"picture": picture, "concepts": concepts, "compare": compare}
                     ask(f"{name}{', then compared' * compare}", "without", json.dumps(asked).encode())

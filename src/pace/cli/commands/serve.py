@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 _RUN = typer.Argument(metavar="RUN", help="Folder of a `pace fit`.", show_default="the latest in runs/")
 _IMAGES = typer.Option(
-    metavar="NAME|FOLDER", help="Pictures to begin with.", show_default="those of the fit, or their test split"
+    metavar="FOLDER|NAME", help="Pictures to begin with.", show_default="those of the fit, or their test split"
 )
-_LIMIT = typer.Option(min=1, help="Begin with a random sample of this many.")
-_PORT = typer.Option(min=0, max=65535, help="Of the address; 0 takes any that is free.")
+_LIMIT = typer.Option(min=1, metavar="NUMBER", help="Begin with a random sample of this many.")
+_PORT = typer.Option(
+    min=0, max=65535, metavar="NUMBER", help="Of the address, for a tunnel.", show_default="any that is free"
+)
 _MODEL = typer.Option("--model", metavar="PATH", help="Where the run's model is, if it has moved.")
 
 
@@ -40,7 +42,8 @@ def serve(
 ) -> None:
     """Try it: a live page, on this machine alone, that explains pictures you drop on it.
 
-    Shows a picture's parts and kinds, what is predicted, and what is predicted without the ones you switch off.
+    Shows a picture's parts and kinds, what is predicted, and what is predicted without the ones you switch off. There
+    you also name, hide and merge concepts, which is kept in the run.
 
     \b
     Example:

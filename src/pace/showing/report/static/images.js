@@ -6,7 +6,7 @@ const SURE = 0.95; // a part whose kind is less likely says so
 const imagesView = {
   title: "Images",
   canFollow: places !== null && hasPerturbedPictures,
-  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, min: 1, fault: null, beside: null, q: "" },
+  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, min: 1, fault: null, beside: null, off: null, q: "" },
 
   render(item, query) {
     if (!this.element) this.build();
@@ -35,14 +35,15 @@ const imagesView = {
       min: whole(query.get("min"), 101) || 1,
       fault: FAULTS.has(query.get("fault")) ? query.get("fault") : null,
       beside: whole(query.get("beside"), data.names.length),
+      off: query.get("off"), // only on a live page
       q: query.get("q") ?? "",
     };
   },
 
   address() {
-    const { image, patch, on, overlay, class: n, concept, min, fault, beside: other, q } = this.state;
+    const { image, patch, on, overlay, class: n, concept, min, fault, beside: other, off, q } = this.state;
     return address("images", image, {
-      patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, min: concept !== null && min > 1 ? min : null, fault, beside: other, q,
+      patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, min: concept !== null && min > 1 ? min : null, fault, beside: other, off, q,
     });
   },
 
@@ -160,7 +161,7 @@ const imagesView = {
   },
 
   choose(m, focus = false) {
-    this.set({ image: m });
+    this.set({ image: m, off: null });
     this.showImage();
     this.markItem(focus);
     say(describeImage(m));
@@ -275,7 +276,7 @@ const imagesView = {
 
   showDetail() {
     const m = this.state.image;
-    this.detail.replaceChildren(...[data.live && outcome(m), PARTS ? this.partMixture(m) : this.mixture(m), this.prediction(m)].filter(Boolean));
+    this.detail.replaceChildren(...[data.live && outcome(), PARTS ? this.partMixture(m) : this.mixture(m), this.prediction(m)].filter(Boolean));
   },
 
   mixture(m) {
@@ -298,7 +299,7 @@ const imagesView = {
           h("small", {}, interval(original, m, k), perturbed && `${byArea ? "" : " · "}perturbed ${percent(shareIn(perturbed, m, k), 0)}`),
           h("span", { class: "figure" }, percent(shareIn(original, m, k), 0)),
           h("span", { class: "bars", "aria-hidden": "true" }, intervalBar(original, m, k, reach), perturbed && intervalBar(perturbed, m, k, reach)),
-          data.live && conceptSwitch(m, k));
+          data.live && conceptSwitch(k));
       })),
       used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
       data.prefix > 0 && prefixNote(m),
@@ -333,7 +334,7 @@ const imagesView = {
       h("small", {}, partInterval(original, m, p), perturbed && `${byArea ? "" : " · "}perturbed ${percent(partShareIn(perturbed, m, p), 0)}${moved}`),
       h("span", { class: "figure" }, percent(partShareIn(original, m, p), 0)),
       h("span", { class: "bars", "aria-hidden": "true" }, partBar(original, m, p, reach), perturbed && partBar(perturbed, m, p, reach)),
-      data.live && conceptSwitch(m, what),
+      data.live && conceptSwitch(what),
       strip(k));
   },
 

@@ -95,75 +95,74 @@ addEventListener("paste", (event) => explainAll([...event.clipboardData.files]))
 
 // -- concepts switched off ---------------------------------------------------------------------------------------------
 
-const switchedOff = new Map(); // of an image, its overlays' names: a concept, or a part with all its kinds
-const outcomes = new Map(); // of an image, what is predicted so
+const outcomes = new Map(); // by question: what is predicted
 
-const offIn = (m) => switchedOff.get(m) ?? new Set();
-const conceptsOf = (what) => (typeof what === "number" ? [what] : kindsOf[partOfOverlay(what)]);
+/** Overlays' names in the address, "part-2,17": concepts, and parts with all their kinds. */
+function offIn() {
+  const names = (imagesView.state.off ?? "").split(",").map((name) => (/^\d+$/.test(name) ? Number(name) : name));
+  return new Set(names.filter((name) => (typeof name === "number" ? name < CONCEPTS : partOfOverlay(name) !== null)));
+}
+const conceptsOff = () => [...offIn()].flatMap((what) => (typeof what === "number" ? [what] : kindsOf[partOfOverlay(what)]));
+const question = (compare) => JSON.stringify({ picture: numberOf(imagesView.state.image), concepts: conceptsOff(), compare });
 
-function conceptSwitch(m, what) {
+function conceptSwitch(what) {
   return data.live.predicts && h("button", {
-    type: "button", role: "switch", class: "switch", "aria-checked": String(!offIn(m).has(what)), "aria-label": `${overlayName(what)} in the prediction`,
+    type: "button", role: "switch", class: "switch", "aria-checked": String(!offIn().has(what)), "aria-label": `${overlayName(what)} in the prediction`,
     onclick: (event) => {
-      const off = new Set(offIn(m));
+      const off = offIn();
       if (!off.delete(what)) off.add(what);
       event.currentTarget.setAttribute("aria-checked", String(!off.has(what)));
-      switchOff(m, off);
+      switchOff(off);
     },
   });
 }
 
-function switchOff(m, off) {
-  switchedOff.set(m, off);
-  outcomes.delete(m);
-  showOutcome(m);
-  if (off.size > 0) predict(m);
+function switchOff(off) {
+  failed = null;
+  imagesView.set({ off: [...off].join() || null });
+  showOutcome();
 }
 
 let isAsking = false;
+let failed = null; // the question that was not answered, until the switches change
 /** One question at a time, of several switches in a row the last: first what is predicted, then what to compare it with. */
-async function predict(m) {
+async function predict() {
   if (isAsking) return;
   isAsking = true;
-  const off = offIn(m), concepts = [...off].flatMap(conceptsOf);
-  try {
-    for (const compare of [false, true]) {
-      if (offIn(m) !== off) break;
-      const found = await waiting("Predicting", ask("without", JSON.stringify({ picture: numberOf(m), concepts, compare })));
-      if (offIn(m) !== off) break;
-      outcomes.set(m, found);
-      showOutcome(m);
-      const first = found.classes[0];
-      if (compare) say(`${data.classes[first.class]} ${percent(first.before, 0)} to ${percent(first.after, 0)}`);
+  for (;;) {
+    const asked = [false, true].map(question).find((one) => !outcomes.has(one));
+    if (!offIn().size || !asked || asked === failed) break;
+    try {
+      const found = await waiting("Predicting", ask("without", asked));
+      outcomes.set(asked, found);
+      const [first] = found.classes;
+      if (asked === question(true)) say(`${data.classes[first.class]} ${percent(first.before, 0)} to ${percent(first.after, 0)}`);
+    } catch (error) {
+      failed = asked;
+      tell(error);
     }
-  } catch (error) {
-    if (offIn(m) === off) outcomes.set(m, null);
-    showOutcome(m);
-    tell(error);
+    showOutcome();
   }
   isAsking = false;
-  const now = imagesView.state.image;
-  if (offIn(now).size > 0 && !outcomes.has(now)) predict(now);
 }
 
 /** What is predicted, in a card that stays in sight while concepts are switched off and on. */
-function outcome(m) {
-  return data.live.predicts && outcomeCard(m);
+const outcome = () => data.live.predicts && outcomeCard();
+
+function showOutcome() {
+  imagesView.detail.querySelector(".outcome")?.replaceWith(outcomeCard());
 }
 
-function showOutcome(m) {
-  if (m !== imagesView.state.image) return;
-  imagesView.detail.querySelector(".outcome")?.replaceWith(outcomeCard(m));
-}
-
-function outcomeCard(m) {
-  leaveOut(m);
-  const off = [...offIn(m)], found = off.length ? outcomes.get(m) : undefined;
+function outcomeCard() {
+  leaveOut();
+  predict();
+  const m = imagesView.state.image, off = [...offIn()];
+  const found = off.length ? (outcomes.get(question(true)) ?? outcomes.get(question(false))) : undefined;
   const rows = found?.classes.slice(0, 3) ?? original.predictions[m].slice(0, 3).map(([n, before]) => ({ class: n, before }));
-  return h("section", { class: "card outcome", "aria-labelledby": "outcome", "aria-busy": String(off.length > 0 && found === undefined) },
+  return h("section", { class: "card outcome", "aria-labelledby": "outcome", "aria-busy": String(off.length > 0 && !found && failed === null) },
     h("div", { class: "headline" },
       h("h2", { id: "outcome" }, "Prediction", off.length > 0 && ` without ${off.map(overlayName).join(", ")}`),
-      off.length > 0 && h("button", { type: "button", class: "button", onclick: () => { switchOff(m, new Set()); imagesView.showDetail(); } }, "Switch all on")),
+      off.length > 0 && h("button", { type: "button", class: "button", onclick: () => { switchOff([]); imagesView.showDetail(); } }, "Switch all on")),
     h("ul", { class: "rows" }, rows.map(outcomeRow)),
     found ? comparison(found) : note(`Switch ${PARTS ? "parts" : "concepts"} off below, and see the prediction without their patches.`));
 }
@@ -186,12 +185,12 @@ function comparison({ classes }) {
 }
 
 /** The patches that are left out, grey in the picture. */
-function leaveOut(m) {
+function leaveOut() {
   const stage = imagesView.pickers[0].stage;
   stage.querySelector(".gone")?.remove();
-  if (!offIn(m).size) return;
+  if (!offIn().size) return;
   const gone = new Float32Array(PATCHES);
-  for (const k of [...offIn(m)].flatMap(conceptsOf)) original.map(m, k).forEach((share, patch) => { gone[patch] += share; });
+  for (const k of conceptsOff()) original.map(imagesView.state.image, k).forEach((share, patch) => { gone[patch] += share; });
   const canvas = h("canvas", { class: "overlay gone", "aria-hidden": "true" });
   const pen = paint(canvas, (patch) => (gone[patch] > 0.5 ? "#8a8a8a" : "transparent"));
   pen.strokeStyle = "#6d6d6d";
