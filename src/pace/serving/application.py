@@ -24,12 +24,10 @@ from pace.files import expect
 from pace.serving.security import Guard, refusal
 from pace.serving.session import LARGEST, Refused, Session
 
-_WAITING = 64  # requests; more are refused
+_WAITING = 32  # requests; more are refused
 _LARGEST_JSON = 64 << 10  # bytes
 _BACKLOG = 1024  # connections that the system keeps until they are answered
-_PATIENCE = 3  # seconds that requests have to end after Ctrl-C
-
-Endpoint = Callable[[Request], Awaitable[Response]]
+_PATIENCE = 1  # seconds that requests have to end after Ctrl-C
 
 
 class Queue:
@@ -46,6 +44,8 @@ class Queue:
         self._waiting += 1
         try:
             yield partial(asyncio.get_running_loop().run_in_executor, self._worker)
+        except asyncio.CancelledError:  # by Ctrl-C; what has not begun is then not done
+            raise Refused("pace serve was ended", 503) from None
         finally:
             self._waiting -= 1
 
@@ -109,19 +109,19 @@ async def _asked(request: Request, pattern: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _said(request: Request, error: Refused) -> Response:
+async def _said(request: Request, error: Refused) -> Response:
     return refusal(str(error), error.status)
 
 
-def _said_by_http(request: Request, error: HTTPException) -> Response:
+async def _said_by_http(request: Request, error: HTTPException) -> Response:
     return refusal(error.detail, error.status_code)
 
 
-def _gone(request: Request, error: ClientDisconnect) -> Response:
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=400)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+async def _unexpected(request: Request, error: Exception) -> Response:
     return refusal("something unexpected happened; the terminal of pace serve says what", 500)
 
 
