@@ -238,6 +238,7 @@ def test_names_hidden_concepts_and_merges_are_the_users_and_can_be_taken_back(ex
     assert 0 not in {row["concept"] for row in before.to_rows()}
     ours.merge(2, 1)
     after = ours(images)
+    assert before.names[1].into is None  # it is of the concepts there were
     np.testing.assert_allclose(after.theta[:, 1], 0, atol=1e-3)
     np.testing.assert_allclose(after.theta.sum(1), 1, rtol=1e-5)
     assert after.names[2].long == "<red> face"

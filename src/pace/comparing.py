@@ -26,7 +26,7 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     """The concepts of two fits matched one to one by where they are in the same images, most alike first.
 
     Two `ModelExplainer`, of the same model or of two, or two explanations of the same images. `images` are what both look at;
-    by default up to 100 of those that `one` was learned from. Hidden concepts and those that hold no patch of these are left out.
+    by default up to 100 of those that `one` was learned from. Hidden ones, and those without a patch of these, are left out.
     """
     if not isinstance(one, Explanation):
         if images is None:

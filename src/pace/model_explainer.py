@@ -242,8 +242,13 @@ class ModelExplanation(Explanation):
 
     @property
     def names(self) -> list[Name]:
-        """What the concepts are called now."""
-        return super().names if self.called is None else self.explainer.concepts.names_
+        """What the concepts are called now; as they were called, if others have been merged since."""
+        return self.explainer.concepts.names_ if self._is_of_these_concepts else super().names
+
+    @property
+    def _is_of_these_concepts(self) -> bool:
+        now = self.explainer.concepts.names_
+        return self.called is not None and [one.into for one in self.called] == [one.into for one in now]
 
     @property
     def image_names(self) -> list[str]:
@@ -313,7 +318,10 @@ class ModelExplanation(Explanation):
         wanted = [k for m in range(len(self)) for k in self.shown_concepts(m, _EXAMPLES)]
         images = explainer.with_examples(self.images, wanted)  # none are added where they are there already
         shown = names[0] if len(names) == 1 else f"{len(names)} pictures"
-        whole = self if images is self.images else explainer(images)
+        if images is not self.images:
+            whole = explainer(images)
+        else:
+            whole = self if self._is_of_these_concepts else explainer.explained(images, self.observations)
         return write_report(
             path, explainer.concepts, images, whole.observations, explanation=whole, scores=explainer.scores,
             class_names=explainer.class_names, preprocessing=explainer.backbone.preprocessing,

@@ -1,9 +1,9 @@
 """Concepts and words: which word suits a concept, and which concept suits some words, by an image-text model (a CLIP).
 
-A concept is looked at through its most typical patches within their surroundings, each from another image. Words suit it if its
-crops are closer to them than those of the other concepts are: the score is how often that is so, of a crop of this concept and
-one of another, 0.5 by chance. A name is chosen by every second crop and scored by the others, so that trying many words does
-not raise the score.
+A concept is looked at through its most typical patches within their surroundings, each from another image. The score of a word
+is how often it suits a crop of this concept better than one of another, 0.5 by chance. A name is the word that has gained most
+probability, among all words that are tried, beside the other concepts. It is chosen by every second crop and scored by the
+others, so that trying many words does not raise the score.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor
 from torch.nn.functional import normalize as unit
 
@@ -38,11 +39,11 @@ from pace.showing.patches import Pictures, grid_of, patch_box
 if TYPE_CHECKING:
     from pace.model_explainer import ModelExplainer
 
-GOOD = 0.8  # score of a name that is good; of concepts that are no concepts, 1 in 100 gets one
+GOOD = 0.8  # score of a name that is good; of concepts whose patches have nothing in common, 1 in 1000 gets one
 _IMAGES = 500  # to find typical patches in
 _CROPS = 16  # of a concept
 _AROUND = 7  # a crop reaches a seventh of the picture to every side of its patch
-_PROMPT = "a close-up photo of {}"
+PROMPT = "a close-up photo of {}"
 _AT_ONCE = 64
 
 
@@ -106,13 +107,12 @@ class Words:
         `words` are words, or a file with one in a line.
         """
         known = list(words) if words is not None and not isinstance(words, (str, PathLike)) else read_words(words)
-        near = self._near(known)  # (K, n, words)
-        ahead, rest = near[:, ::2], near[:, 1::2]
-        spread = ahead.std((0, 1)).clip(1e-9)
+        chances = softmax(self._model.logit_scale.exp().item() * self._near(known), -1)  # (K, n, words)
+        ahead, rest = chances[:, ::2], chances[:, 1::2]
+        gained = ahead.mean(1) - ahead.mean((0, 1))
         found = []
         for position, k in enumerate(self.concepts):
-            others = np.delete(ahead, position, 0).mean((0, 1))
-            best = int(((ahead[position].mean(0) - others) / spread).argmax())
+            best = int(gained[position].argmax())
             score = _score(rest[:, :, best], position)
             word = re.sub("^(an?|the) ", "", known[best])
             found.append(Suggestion(k, word if score >= GOOD else None, score, word))
@@ -129,7 +129,7 @@ class Words:
         parts = []
         with progress("reading words", len(texts)) as advance:
             for start in range(0, len(texts), _AT_ONCE):
-                some = [_PROMPT.format(text) for text in texts[start : start + _AT_ONCE]]
+                some = [PROMPT.format(text) for text in texts[start : start + _AT_ONCE]]
                 parts.append(unit(text_features(self._model, some, "clip").float(), dim=-1).cpu())
                 advance(len(some))
         near: Array = (self._crops @ torch.cat(parts).T).numpy()

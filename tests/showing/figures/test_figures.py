@@ -20,6 +20,7 @@ from planted import planted  # noqa: E402
 from scipy.stats import beta  # noqa: E402
 
 from pace import PACE, Observations  # noqa: E402
+from pace.editing import Edits  # noqa: E402
 from pace.explanation import Explanation  # noqa: E402
 from pace.naming import concept_names  # noqa: E402
 from pace.showing.figures import (  # noqa: E402
@@ -236,6 +237,24 @@ def test_kinds_of_parts_are_called_so():
     explanation = Explanation(gamma / gamma.sum(), gamma, part_of=part_of, called=called)
     texts = texts_of(theta_bars(explanation))
     assert [t for t in texts if "kind" in t] == ["B · kind 2", "A · kind 1", "B · kind 1"]
+
+
+def test_figures_have_the_users_names_cut_to_their_room_and_leave_hidden_concepts_out():
+    model, observations = fitted(4)
+    first, second, *_ = np.argsort(-model.concept_weights_, kind="stable").tolist()
+    edits = Edits(model.names_)
+    edits.name(first, "$red_face$ with a very long name, longer than its room")
+    edits.hide(second)
+    model.names_ = edits.names
+    texts = texts_of(concept_gallery(model, pixels_for(observations), observations))
+    assert sum(text.startswith("$red_face$") and text.endswith("…") for text in texts) == 1
+    assert f"Concept {second}" not in texts
+    assert any("1 hidden" in text for text in texts)
+    explanation = model.explain(observations)
+    assert f"Concept {second}" not in texts_of(theta_bars(explanation, [0, 1, 2]))
+    for draw in (three_levels, class_concepts):
+        figure = draw(model, pixels_for(observations), observations)
+        assert f"Concept {second}" not in texts_of(figure)
 
 
 def test_class_concepts_are_those_that_carry_the_class_in_its_own_images():
