@@ -3,8 +3,8 @@
     uv run pace demo --out runs/demo
     uv run python scripts/screenshot_report.py runs/demo/report.html docs/assets/report.png
 
-Needs Chromium, as the report's tests do. `--view` is what stands after the # in the address of a report. Instead of a report, the
-address of a live page, a picture to drop on it, and which part to switch off:
+Needs Chromium, as the report's tests do. `--view` is what stands after the # in the address of a report. Instead of a
+report, the address of a live page, a picture to drop on it, and which part to switch off:
 
     uv run pace serve runs/demo/run --images birds
     uv run python scripts/screenshot_report.py http://127.0.0.1:… docs/assets/serve.png --drop bird.png --off 1
