@@ -2,18 +2,15 @@
 
 import os
 import shutil
-import socket
-import threading
 import warnings
 from types import SimpleNamespace
 
 import pytest
-from live_case import TOKEN, Client
+from live_case import served
 
 import pace
 from pace.images import Birds
 from pace.serving import Session
-from pace.serving.application import server_of
 
 
 @pytest.fixture(scope="session")
@@ -47,17 +44,8 @@ def session(run, birds):
 @pytest.fixture(scope="module")
 def client(session):
     """Of a server that answers until the tests of one file end."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        listener.listen(512)
-        server = server_of(session, TOKEN, port)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield Client(port)
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with served(session) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +66,7 @@ def open_live(chromium, client):
     """Opens the live page; nothing may fail, and nothing may be asked of anybody else."""
     complaints, contexts = [], []
 
-    def open_live(fragment="", **options):
+    def open_live(fragment="", client=client, **options):
         context = chromium.new_context(
             **{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
         )
@@ -87,12 +75,10 @@ def open_live(chromium, client):
         page.set_default_timeout(20_000)
         page.on("console", lambda message: complaints.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("request", lambda request: complaints.append(request.url) if not is_ours(request.url) else None)
+        ours = (client.address, "data:")
+        page.on("request", lambda sent: None if sent.url.startswith(ours) else complaints.append(sent.url))
         page.goto(client.address + fragment)
         return page
-
-    def is_ours(url):
-        return url.startswith((client.address, "data:"))
 
     yield SimpleNamespace(page=open_live, complaints=complaints)
     for context in contexts:

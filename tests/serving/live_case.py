@@ -2,11 +2,16 @@
 
 import io
 import json
+import socket
+import threading
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+
+from pace.serving.application import server_of
 
 TOKEN = "token-of-the-tests"
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
@@ -58,6 +63,22 @@ class Client:
 
     def post(self, path, body=b"", **how):
         return self.ask("POST", path, body, **how)
+
+
+@contextmanager
+def served(session):
+    """A client of a server that answers as long as this lasts."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        listener.listen(512)
+        server = server_of(session, TOKEN, port)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield Client(port)
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def as_file(pixels, kind="PNG", **options):

@@ -4,8 +4,13 @@ import base64
 import re
 
 import pytest
-from live_case import HOSTILE, as_file
+import timm
+import torch
+from live_case import HOSTILE, as_file, served
 
+import pace
+from pace.images import Color
+from pace.serving import Session
 from pace.serving.session import LARGEST
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -195,7 +200,14 @@ def test_what_is_refused_is_told_and_nothing_else_happens(open_live, session):
     alert.get_by_role("button", name="Close").click()
     expect(alert).to_have_count(0)
     assert page.url.endswith("#/images/2")
-    give(page, "large.png", bytes(LARGEST + 1))  # not even sent
+    page.evaluate(  # not even sent
+        """(size) => {
+            const files = new DataTransfer();
+            files.items.add(new File([new Uint8Array(size)], "large.png"));
+            document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: files }));
+        }""",
+        LARGEST + 1,
+    )
     expect(alert).to_contain_text("large.png: larger than 31 MB")
     # A browser says itself that an answer was no success.
     open_live.complaints[:] = [line for line in open_live.complaints if "status of 415" not in line]
@@ -247,3 +259,30 @@ def test_what_takes_long_is_seen_to_be_under_way_and_a_server_that_ended_is_told
     give(page, "gone.png", picture)
     expect(page.get_by_role("alert")).to_contain_text("pace serve does not answer")
     open_live.complaints[:] = [line for line in open_live.complaints if "ERR_FAILED" not in line]
+
+
+@pytest.mark.parametrize("classes", [3, 0])
+def test_concepts_without_parts_and_models_without_classes_are_live_too(open_live, classes):
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", img_size=32, num_classes=classes)
+    images, quick = Color(n_per_class=6, size=32), {"covariance": "diag", "max_iter": 3, "n_init": 1, "device": "cpu"}
+    explainer = pace.explain_model(model, images, 3, **quick)
+    with served(Session(explainer, images, explainer.backbone.observe(images), "Colours")) as client:
+        page = open_live.page(client=client)
+        give(page, "colour.png", as_file(images[0]))
+        explained(page, "colour.png")
+        if classes:
+            page.get_by_role("switch").first.click()
+            expect(outcome(page).get_by_role("heading")).to_have_text(re.compile("Prediction without Concept [0-2]$"))
+            expect(outcome(page)).to_contain_text("elsewhere:")
+        else:
+            expect(page.locator(".rows.theta li").first).to_be_visible()
+            assert page.get_by_role("switch").count() == 0
+            refused = client.post("without", {"picture": 0, "concepts": [0], "compare": False})
+            assert refused.error == "this model predicts no classes"
+        page.goto(client.address + "#/concepts/0")
+        page.get_by_role("button", name="Rename").click()
+        page.get_by_role("textbox", name="Name").fill("a colour")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("A colour")
+        page.goto("about:blank")

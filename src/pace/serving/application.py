@@ -127,14 +127,14 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 
 def server_of(session: Session, token: str, port: int) -> uvicorn.Server:
     how: dict[str, Any] = {
-        "access_log": False,
-        "log_level": "error",
-        "lifespan": "off",
+        "http": "h11",
         "ws": "none",
+        "lifespan": "off",
+        "proxy_headers": False,
         "server_header": False,
     }
-    app = application(session, token, port)
-    return uvicorn.Server(uvicorn.Config(app, **how, timeout_graceful_shutdown=_PATIENCE))
+    how |= {"access_log": False, "log_level": "error", "timeout_graceful_shutdown": _PATIENCE}
+    return uvicorn.Server(uvicorn.Config(application(session, token, port), **how))
 
 
 @contextmanager
