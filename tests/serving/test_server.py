@@ -1,5 +1,6 @@
 """The server and those who mean it harm: other pages, other names for this machine, and files made to break it."""
 
+import socket
 import struct
 import threading
 import time
@@ -189,6 +190,7 @@ def test_no_answer_names_a_folder_of_the_disk(client, run, birds):
         client.get(), client.post("add?name=a.png", as_file(birds[0])), client.post("add?name=a.png", b"no picture"),
         client.post("without", {"picture": 0, "concepts": [0], "compare": False}),
         client.post("change", {"do": "hide", "what": [1], "name": ""}), client.get("../run.json"),
+        client.post("change", {"do": "undo", "what": [], "name": ""}), client.post("change", {"do": "undo", "what": [], "name": ""}),
     ]  # fmt: skip
     for answer in answers:
         assert str(run.parent) not in everything(answer)
@@ -224,6 +226,19 @@ def test_hundreds_of_requests_at_once_are_answered_or_told_to_wait(client, birds
     assert len(set(numbers)) == len(numbers)
     assert client.get().status == 200  # and nobody's place in the queue was lost
     assert client.post("add", file).status == 200
+
+
+def test_who_hangs_up_while_sending_leaves_the_queue(client, birds, monkeypatch):
+    monkeypatch.setattr(serving, "_WAITING", 1)
+    head = f"POST /{TOKEN}/add HTTP/1.1\r\nHost: {client.host}\r\nOrigin: http://{client.host}\r\nContent-Length: 1000\r\n\r\n"
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", client.port)) as half:
+            half.sendall(head.encode() + bytes(10))
+            while client.get().status == 200:  # until it has the only place
+                time.sleep(0.01)
+        while client.get().status == 503:  # until it is heard that it has gone
+            time.sleep(0.01)
+    assert client.post("add", as_file(birds[0])).status == 200
 
 
 def test_one_thing_at_a_time_is_asked_of_the_session(client, session, monkeypatch):

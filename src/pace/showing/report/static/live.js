@@ -247,10 +247,12 @@ function conceptTools(k) {
   // Those that lie near first: they look alike.
   const others = data.order.filter((other) => other !== k && data.concepts[other].part === data.concepts[k].part);
   const near = data.concepts[k].neighbours.filter((other) => others.includes(other));
-  const select = h("select", { "aria-label": "Merge with", onchange: () => change("merge", [k, Number(select.value)]) },
+  const select = h("select", { "aria-label": "Merge with", onchange: () => { merge.disabled = select.value === ""; } },
     h("option", { value: "" }, "Merge with …"), [...near, ...others.filter((other) => !near.includes(other))].map((other) => h("option", { value: String(other) }, conceptName(other))));
+  const merge = action("Merge", () => change("merge", [k, Number(select.value)]));
+  merge.disabled = true;
   return h("div", { class: "tools" }, renaming(k, data.concepts[k].given ? data.concepts[k].name : ""),
-    isHidden(k) ? action("Show", () => change("show", [k])) : action("Hide", () => change("hide", [k])), others.length > 0 && select, undoButton());
+    isHidden(k) ? action("Show", () => change("show", [k])) : action("Hide", () => change("hide", [k])), others.length > 0 && [select, merge], undoButton());
 }
 
 /** Where those are that can be shown again. */
