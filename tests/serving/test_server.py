@@ -20,6 +20,14 @@ def everything(answer):
     return repr(answer.headers) + answer.body.decode(errors="replace")
 
 
+def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
 def bomb(width, height):
     """A PNG that says it has so many pixels."""
 
@@ -190,7 +198,8 @@ def test_no_answer_names_a_folder_of_the_disk(client, run, birds):
         client.get(), client.post("add?name=a.png", as_file(birds[0])), client.post("add?name=a.png", b"no picture"),
         client.post("without", {"picture": 0, "concepts": [0], "compare": False}),
         client.post("change", {"do": "hide", "what": [1], "name": ""}), client.get("../run.json"),
-        client.post("change", {"do": "undo", "what": [], "name": ""}), client.post("change", {"do": "undo", "what": [], "name": ""}),
+        client.post("change", {"do": "undo", "what": [], "name": ""}),
+        client.post("change", {"do": "undo", "what": [], "name": ""}),
     ]  # fmt: skip
     for answer in answers:
         assert str(run.parent) not in everything(answer)
@@ -234,10 +243,8 @@ def test_who_hangs_up_while_sending_leaves_the_queue(client, birds, monkeypatch)
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", client.port)) as half:
             half.sendall(head.encode() + bytes(10))
-            while client.get().status == 200:  # until it has the only place
-                time.sleep(0.01)
-        while client.get().status == 503:  # until it is heard that it has gone
-            time.sleep(0.01)
+            until(lambda: client.get().status == 503)  # it has the only place
+        until(lambda: client.get().status == 200)  # it is heard that it has gone
     assert client.post("add", as_file(birds[0])).status == 200
 
 
