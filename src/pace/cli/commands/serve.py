@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,8 +39,9 @@ def serve(
     model: Annotated[str | None, _MODEL] = None,
     max_pixels: options.MaxPixels = None,
     device: options.Device = "auto",
+    json: options.Json = False,
     debug: options.Debug = False,
-) -> None:
+) -> dict[str, Any]:
     """Try it: a live page, on this machine alone, that explains pictures you drop on it.
 
     Shows a picture's parts and kinds, what is predicted, and what is predicted without the ones you switch off. There
@@ -61,10 +63,10 @@ def serve(
         session = _session(ctx, options.FitOptions(fit_run=run, moved=model, device=device), images, data_root, limit)
         allow(max_pixels)
         say("open this page; Ctrl-C ends it:")
-        try:
+        with suppress(KeyboardInterrupt):  # how it ends
             serving.serve(session, listener, say)
-        except KeyboardInterrupt:  # how it ends
-            say("stopped")
+        say("stopped")
+        return {"pictures": len(session.images), "port": listener.getsockname()[1]}
 
 
 def _session(
