@@ -11,9 +11,9 @@
     edits.names                             a `pace.naming.Name` for every concept: .long, .label, .short, .hidden, .into
     edits.merges                            the groups in their order, for `PACE.merged`
 
-A concept is given by its number, as 'A3' if it is a kind, or by the name it has been given. Every change is
-written at once, under the run's lock and after those that others have made meanwhile, and said in a line that is returned; one
-that cannot be made is a ValueError of one line. `ModelExplainer` has the same methods, which change its model too.
+A concept is given by its number, as 'A3' if it is a kind, or by the name it has been given. Every change is written at once,
+under the run's lock and after those that others have made meanwhile, and returned in words; one that cannot be made is a
+ValueError of one line. `ModelExplainer` has the same methods, which change its model too.
 """
 
 from __future__ import annotations

@@ -81,6 +81,11 @@ class Session:
         self._hidings: dict[int, Hiding] = {}
         self._contents = self._of_set()
 
+    @property
+    def dropped(self) -> int:
+        """How many pictures were added so far."""
+        return self._next - len(self.images)
+
     def _of_set(self) -> dict[str, Any]:
         model, seen = self.explainer.concepts, self._explanation
         known = contents.learning(model) | contents.trust(self.explainer.scores)

@@ -66,7 +66,7 @@ def serve(
         with suppress(KeyboardInterrupt):  # how it ends
             serving.serve(session, listener, say)
         say("stopped")
-        return {"pictures": len(session.images), "port": listener.getsockname()[1]}
+        return {"images": len(session.images), "dropped": session.dropped}
 
 
 def _session(
