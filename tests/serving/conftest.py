@@ -1,6 +1,5 @@
 """Birds with parts and kinds, explained by the model that is shipped, and a server in a thread."""
 
-import os
 import shutil
 import warnings
 from types import SimpleNamespace
@@ -48,26 +47,13 @@ def client(session):
         yield client
 
 
-@pytest.fixture(scope="session")
-def chromium():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("no chromium on PATH")
-    root = hasattr(os, "geteuid") and os.geteuid() == 0
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def open_live(chromium, client):
+def open_live(browser, client):
     """Opens the live page; nothing may fail, and nothing may be asked of anybody else."""
     complaints, contexts = [], []
 
     def open_live(fragment="", client=client, **options):
-        context = chromium.new_context(
+        context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
         )
         contexts.append(context)
