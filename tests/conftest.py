@@ -1,7 +1,9 @@
 import os
+import shutil
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
@@ -13,3 +15,17 @@ sys.path.insert(0, str(Path(__file__).parent))  # `planted` and other helpers be
 # the code, not by chance or on a slow machine. `pytest --hypothesis-profile default` looks at others.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One for all tests: Playwright runs once in a process."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on PATH")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if root else [])
+        yield browser
+        browser.close()

@@ -14,7 +14,20 @@ import typer
 from typer.core import TyperGroup
 
 from pace import __version__
-from pace.cli.commands import benchmark, compare, demo, evaluate, explain, extract, finetune, fit, name, report, runs
+from pace.cli.commands import (
+    benchmark,
+    compare,
+    demo,
+    evaluate,
+    explain,
+    extract,
+    finetune,
+    fit,
+    name,
+    report,
+    runs,
+    serve,
+)
 from pace.cli.errors import line_of
 from pace.cli.options import with_options
 from pace.cli.output import (
@@ -137,5 +150,5 @@ def _pace(
 for _module in (demo, finetune, extract, fit, explain, evaluate, report, benchmark):
     _name = _module.__name__.rpartition(".")[2]  # each has the command of its own name
     app.command()(with_options(getattr(_module, _name)))
-for _reads in (runs.runs, compare.compare, name.name, name.find):  # these make no folder
+for _reads in (serve.serve, name.name, name.find, runs.runs, compare.compare):  # these make no folder
     app.command()(_reads)

@@ -72,9 +72,10 @@ def run(
 def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: bool | None) -> DemoResult:
     began = time.monotonic()
     announce("drawing the birds and loading the transformer", progress)
-    from pace.backbones import Backbone
+    from pace.backbones import Backbone, ModelChoice
     from pace.metrics import evaluate
     from pace.metrics.ground_truth import known_truth
+    from pace.model_explainer import ModelExplainer, typical_images
     from pace.observing.extract import observe_pair
     from pace.showing.report import write_report
 
@@ -106,6 +107,8 @@ def _run(folder: Path, seed: int, n_per_class: int, n_concepts: int, progress: b
         title="Birds: what a small vision transformer sees",
     )
     drawn = _draw_figures(folder / "figures", model, shown)
+    gallery, choice = typical_images(model, learned, train), ModelChoice("birds", layer=LAYER)
+    ModelExplainer(backbone, model, train.class_names, gallery, None, scores, choice).save(folder / "run")
     return DemoResult(folder, report, drawn, model, scores, time.monotonic() - began)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from math import ceil, sqrt
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -65,24 +65,26 @@ def readable() -> dict[str, list[str]]:
     return {name: endings for name, endings in _FORMATS.items() if name in Image.OPEN}
 
 
-def open_image(path: Path) -> Image:
+def open_image(file: Path | BinaryIO) -> Image:
     """Pillow's image, of which only the header has been read; refused if it has more pixels than Pillow finds safe."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     limit = Image.MAX_IMAGE_PIXELS
     too_many = f"has more than {limit:,} pixels; if you trust it, raise PIL.Image.MAX_IMAGE_PIXELS" if limit else ""
     try:
-        image = Image.open(path, formats=list(readable()))
+        image = Image.open(file, formats=list(readable()))
     except Image.DecompressionBombError as error:  # twice as many
         raise ValueError(too_many) from error
+    except UnidentifiedImageError as error:
+        raise ValueError(f"cannot identify image file as one of {', '.join(readable())}") from error
     if limit and image.width * image.height > limit:
         image.close()
         raise ValueError(too_many)
     return image
 
 
-def decode(path: Path) -> Tensor:
-    """The picture in a file as a uint8 RGB tensor (3, h, w), upright.
+def decode(file: Path | BinaryIO) -> Tensor:
+    """The picture in a file, on disk or in memory, as a uint8 RGB tensor (3, h, w), upright.
 
     Greyscale is repeated over the channels, transparency is put on white, palettes and CMYK are converted, EXIF
     orientation is applied, and 16-bit values are scaled to 8 bits. Colour profiles are ignored, as in the pipelines that
@@ -90,12 +92,13 @@ def decode(path: Path) -> Tensor:
     """
 
     try:
-        with open_image(path) as image, _one_large if (excess := _excess(image)) > 1 else nullcontext():
+        with open_image(file) as image, _one_large if (excess := _excess(image)) > 1 else nullcontext():
             if excess > 1:
                 image.draft(None, (image.width // excess, image.height // excess))  # only JPEGs can
             image.load()
             return upright(image)
     except Exception as error:  # decoders raise nearly anything on damaged data: OSError, SyntaxError, struct.error, …
+        path = file if isinstance(file, Path) else Path("picture")
         if path.suffix.lower() in _FORMATS["HEIF"] and "HEIF" not in readable():
             raise UnreadableImageError(path, "HEIC needs pillow-heif (pip install pillow-heif)") from error
         raise UnreadableImageError(path, " ".join(str(error).split()) or type(error).__name__) from error

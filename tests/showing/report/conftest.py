@@ -1,7 +1,5 @@
 """Small reports, one of them with hostile names, and a real browser to open them in."""
 
-import os
-import shutil
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -119,19 +117,6 @@ def kinds(case, tmp_path_factory):
         title=HOSTILE_TITLE,
     )
     return SimpleNamespace(path=path, explanation=explanation, names=names, classes=classes)
-
-
-@pytest.fixture(scope="session")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on PATH")
-    root = hasattr(os, "geteuid") and os.geteuid() == 0
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if root else [])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +38,7 @@ def demo(
     show_scores(found.scores)
     say(found.scores.verdict, style="bold")
     say(f"{found.seconds:.0f} seconds; everything is in {run.folder}")
+    say(f"try it: pace serve {shlex.quote(str(run.file('run')))} --images birds")
     say("open this page:")
     say(address, style="bold")
     return run.record

@@ -29,6 +29,7 @@ SCRIPTS = (
     "data.js", "dom.js", "shares.js", "parts.js", "concepts.js", "together.js", "map.js", "picker.js", "filters.js",
     "beside.js", "images.js", "classes.js", "csv.js", "number.js", "trust.js", "main.js",
 )  # fmt: skip
+_ASKS = "connect-src 'self'; "
 _LIMIT = 19_000_000  # bytes of the whole file; a report stays under 20 MB
 
 
@@ -114,14 +115,19 @@ def _explained(model: PACE, observations: Observations, given: Explanation | Non
 
 
 def render(data: dict[str, Any], pictures: Sequence[str]) -> bytes:
-    """The whole HTML file. `pictures` are base64, one per line, outside the JSON so that that is quick to parse."""
+    """The whole HTML file. `pictures` are base64, one per line, outside the JSON so that that is quick to parse.
+
+    With "live" in the data it may ask the server it came from, `pace.serving`.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    style = _static("report.css")
-    script = "".join(_static(name) for name in SCRIPTS)
+    live = "live" in data
+    style = _static("report.css") + (_static("live.css") if live else "")
+    script = "".join(_static(name) for name in [*SCRIPTS[:-1], *(["live.js"] if live else []), SCRIPTS[-1]])
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        f"{_ASKS if live else ''}"
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     loader = PackageLoader("pace.showing.report", "templates")
@@ -131,6 +137,7 @@ def render(data: dict[str, Any], pictures: Sequence[str]) -> bytes:
         title=data["title"],
         version=__version__,
         numbered=data["selection"] is not None,
+        live=live,
         policy=policy,
         style=Markup(style),
         script=Markup(script),

@@ -68,7 +68,7 @@ function oneClass(n) {
 
 /** The mean share (K) of every concept in the images predicted as a class. */
 function meanShares(n) {
-  const images = Array.from({ length: IMAGES }, (_, m) => m).filter((m) => predictedClass(m) === n);
+  const images = everyImage().filter((m) => predictedClass(m) === n);
   return Array.from({ length: CONCEPTS }, (_, k) => images.reduce((sum, m) => sum + original.theta(m, k), 0) / images.length);
 }
 

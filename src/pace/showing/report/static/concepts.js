@@ -34,20 +34,21 @@ function gallery() {
       h("h1", {}, plural(usedConcepts.length, "concept"), " in ", plural(IMAGES, "image")),
       note("A concept is a kind of patch that the transformer treats alike. Each card shows a concept's most typical patches, framed within their surroundings, each from a different image. ",
         "The percentage is the concept's share of the images shown here. ", countedHow())),
-    h("div", { class: "headline" }, galleryOrMap("gallery"), h("div", { class: "tools" }, sharesSwitch(show), csvButton("concepts", () => conceptRows(byShare(usedConcepts))))),
+    h("div", { class: "headline" }, galleryOrMap("gallery"), h("div", { class: "tools" }, data.live && undoButton(), sharesSwitch(show), csvButton("concepts", () => conceptRows(byShare(usedConcepts))))),
     PARTS ? byShare(usedParts, partShareOf).map(partGallery) : h("ul", { class: "cards", "aria-label": "Concepts by use, most used first" }, byShare(usedConcepts).map((k) => conceptCard(k, "h2"))),
     unusedConcepts.length > 0 && h("details", { class: "fold" },
       h("summary", {}, plural(unusedConcepts.length, "concept is", "concepts are"), " not in use"),
       note("Each of these holds less than one patch of these images. The patches below are just the nearest ones."),
       h("ul", { class: "cards" }, unusedConcepts.map((k) => conceptCard(k)))),
     (hiddenConcepts.length > 0 || mergedCount > 0) && note([hiddenConcepts.length && `${plural(hiddenConcepts.length, "concept is", "concepts are")} hidden`, mergedCount && `${mergedCount} merged into others`].filter(Boolean).join(", "), "."),
+    data.live && hiddenLinks(),
     emptyCount > 0 && note(`${stayedEmpty}: they got no patches when the model was fitted.`, data.selection && [" ", h("a", { href: "#/number" }, "How the number was found"), "."]));
 }
 
 function partGallery(p) {
   const used = byShare(data.parts[p].kinds.filter((k) => data.concepts[k].used));
   return h("section", { class: "part", "aria-labelledby": `part-${p}` },
-    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(partShareOf(p))} · ${plural(used.length, "kind")}`)),
+    h("h2", { id: `part-${p}` }, partName(p), h("span", { class: "quiet figure" }, `${percent(partShareOf(p))} · ${plural(used.length, "kind")}`), data.live && partTools(p)),
     h("ul", { class: "cards", "aria-label": `Kinds of ${data.parts[p].name}, most used first` }, used.map((k) => conceptCard(k, "h3", capital(kindName(k))))));
 }
 
@@ -76,6 +77,7 @@ function oneConcept(k) {
         given && h("span", {}, "concept ", h("b", {}, short)),
         hidden && h("span", {}, "hidden from lists"),
         used && !hidden && h("span", {}, h("b", {}, `#${position + 1}`), ` of ${usedConcepts.length} by use`), sharesSwitch(show)),
+      data.live && conceptTools(k),
       !used && note("This concept holds less than one patch of these images: it is not in use, and the patches below are just the nearest ones.")),
     h("section", { "aria-labelledby": "near" },
       h("h2", { id: "near" }, "Most typical patches"),

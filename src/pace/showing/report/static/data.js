@@ -14,7 +14,7 @@ function unpack({ kind, base64 }) {
 const [ROWS, COLUMNS] = data.grid;
 const PATCHES = ROWS * COLUMNS;
 const TOKENS = PATCHES + data.prefix;
-const IMAGES = data.names.length;
+const IMAGES = data.names.length; // of the set; on a live page those that were added have the numbers that follow
 const CONCEPTS = data.concepts.length;
 const CLASSES = data.classes.length;
 const PARTS = data.parts?.length ?? 0; // 0 where concepts are not kinds of parts
@@ -23,10 +23,15 @@ const LEVEL = `${Math.round(100 * data.level)} %`;
 /** All kinds of each part, shown or not. */
 const kindsOf = Array.from({ length: PARTS }, (_, p) => Array.from({ length: CONCEPTS }, (_, k) => k).filter((k) => data.concepts[k].part === p));
 
+/** The numbers of all images: those that were added, the last one first, then the set. */
+const everyImage = () => [...data.names.keys()].sort((a, b) => (a >= IMAGES || b >= IMAGES ? b - a : a - b));
+
 const evidenceSteps = unpack(data.evidence);
 
 /** How much likelier class n is where concept k is than in all images of the fit: above 0 it speaks for the class. */
 const evidence = (k, n) => evidenceSteps[k * CLASSES + n] / 32767;
+
+const FIELDS = ["theta", "low", "high", "concept", "phi", "weight", ...(PARTS ? ["partLow", "partHigh"] : [])];
 
 /** One view of the images: as they are, or perturbed. */
 class View {
@@ -35,8 +40,16 @@ class View {
     this.firstPicture = firstPicture;
     this.predictions = packed.predictions;
     this.kept = packed.kept;
-    for (const field of ["theta", "low", "high", "concept", "phi", "weight"]) this[`_${field}`] = unpack(packed[field]);
-    if (PARTS) for (const field of ["partLow", "partHigh"]) this[`_${field}`] = unpack(packed[field]);
+    for (const field of FIELDS) this[`_${field}`] = unpack(packed[field]);
+  }
+  append(packed) {
+    this.predictions?.push(...packed.predictions);
+    for (const field of FIELDS) {
+      const [old, more] = [this[`_${field}`], unpack(packed[field])];
+      const joined = this[`_${field}`] = new old.constructor(old.length + more.length);
+      joined.set(old);
+      joined.set(more, old.length);
+    }
   }
   theta(m, k) { return this._theta[m * CONCEPTS + k] / 65535; }
   low(m, k) { return this._low[m * CONCEPTS + k] / 65535; }

@@ -13,19 +13,19 @@ const isLost = (m) => keptPlaces(m).filter(Boolean).length < FOLLOWED * PATCHES;
 
 /** What may be wrong with an image, as far as that is known here: by name, what it is called and which images it is. */
 const FAULTS = (() => {
-  const everything = Array.from({ length: IMAGES }, (_, m) => m);
+  const everything = everyImage();
   const known = [
     ["misclassified", "Misclassified", isMisclassified, original.predictions && everything.some((m) => labelledClass(m) !== null)],
     ["doubtful", "Do not trust", isDoubtful, data.pointed && original.predictions],
     ["lost", "Not followed", isLost, places],
   ];
-  return new Map(known.filter(([, , , isKnown]) => isKnown).map(([name, title, test]) => [name, { title, images: new Set(everything.filter(test)) }]));
+  return new Map(known.filter(([, , , isKnown]) => isKnown).map(([name, title, test]) => [name, { title, test, images: new Set(everything.filter(test)) }]));
 })();
 
 /** The images that a state of the Images view lists; those with most of a chosen concept first. */
 function listed({ q, class: n, concept: k, min, fault }) {
   const words = q.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = k === null ? Array.from({ length: IMAGES }, (_, m) => m) : imagesWith(k, Math.max(HELD, min / 100));
+  const found = k === null ? everyImage() : imagesWith(k, Math.max(HELD, min / 100));
   return found.filter((m) => (n === null || predictedClass(m) === n) && (fault === null || FAULTS.get(fault).images.has(m))
     && words.every((word) => searchText(m).includes(word)));
 }

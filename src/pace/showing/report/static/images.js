@@ -6,7 +6,7 @@ const SURE = 0.95; // a part whose kind is less likely says so
 const imagesView = {
   title: "Images",
   canFollow: places !== null && hasPerturbedPictures,
-  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, min: 1, fault: null, beside: null, q: "" },
+  state: { image: 0, patch: null, on: "original", overlay: null, class: null, concept: null, min: 1, fault: null, beside: null, off: null, q: "" },
 
   render(item, query) {
     if (!this.element) this.build();
@@ -26,7 +26,7 @@ const imagesView = {
     const whole = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : null);
     const overlay = query.get("overlay");
     this.state = {
-      image: whole(item, IMAGES) ?? this.state.image,
+      image: whole(item, data.names.length) ?? this.state.image,
       patch: whole(query.get("patch"), PATCHES),
       on: query.get("on") === "perturbed" && hasPerturbedPictures ? "perturbed" : "original",
       overlay: overlay === "all" || (overlay === "kept" && this.canFollow) || partOfOverlay(overlay) !== null ? overlay : whole(overlay, CONCEPTS),
@@ -34,15 +34,16 @@ const imagesView = {
       concept: whole(query.get("concept"), CONCEPTS),
       min: whole(query.get("min"), 101) || 1,
       fault: FAULTS.has(query.get("fault")) ? query.get("fault") : null,
-      beside: whole(query.get("beside"), IMAGES),
+      beside: whole(query.get("beside"), data.names.length),
+      off: query.get("off"), // only on a live page
       q: query.get("q") ?? "",
     };
   },
 
   address() {
-    const { image, patch, on, overlay, class: n, concept, min, fault, beside: other, q } = this.state;
+    const { image, patch, on, overlay, class: n, concept, min, fault, beside: other, off, q } = this.state;
     return address("images", image, {
-      patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, min: concept !== null && min > 1 ? min : null, fault, beside: other, q,
+      patch, on: on === "perturbed" && patch !== null ? on : null, overlay, class: n, concept, min: concept !== null && min > 1 ? min : null, fault, beside: other, off, q,
     });
   },
 
@@ -121,7 +122,7 @@ const imagesView = {
     if (order !== this.order) this.list.append(...this.matching.map((m) => this.items[m]));
     this.order = order;
     this.filters.show(this.state);
-    this.count.textContent = this.matching.length === IMAGES ? plural(IMAGES, "image") : `${this.matching.length} of ${plural(IMAGES, "image")}`;
+    this.count.textContent = this.matching.length === data.names.length ? plural(data.names.length, "image") : `${this.matching.length} of ${plural(data.names.length, "image")}`;
     this.markItem();
   },
 
@@ -160,7 +161,7 @@ const imagesView = {
   },
 
   choose(m, focus = false) {
-    this.set({ image: m });
+    this.set({ image: m, off: null });
     this.showImage();
     this.markItem(focus);
     say(describeImage(m));
@@ -172,7 +173,7 @@ const imagesView = {
     const m = this.state.image;
     this.heading.textContent = data.names[m];
     this.subtitle.replaceChildren(...[
-      data.labels && h("span", {}, "labelled ", h("b", {}, data.labels[m])),
+      data.labels?.[m] && h("span", {}, "labelled ", h("b", {}, data.labels[m])),
       original.predictions && h("span", {}, "predicted ", h("b", {}, data.classes[predictedClass(m)] ?? `class ${predictedClass(m)}`)),
           faultsOf(m),
     ].flat().filter(Boolean));
@@ -275,7 +276,7 @@ const imagesView = {
 
   showDetail() {
     const m = this.state.image;
-    this.detail.replaceChildren(...[PARTS ? this.partMixture(m) : this.mixture(m), this.prediction(m)].filter(Boolean));
+    this.detail.replaceChildren(...[data.live && outcome(), PARTS ? this.partMixture(m) : this.mixture(m), this.prediction(m)].filter(Boolean));
   },
 
   mixture(m) {
@@ -297,7 +298,8 @@ const imagesView = {
             h("a", { href: link.concept(k) }, conceptName(k))),
           h("small", {}, interval(original, m, k), perturbed && `${byArea ? "" : " · "}perturbed ${percent(shareIn(perturbed, m, k), 0)}`),
           h("span", { class: "figure" }, percent(shareIn(original, m, k), 0)),
-          h("span", { class: "bars", "aria-hidden": "true" }, intervalBar(original, m, k, reach), perturbed && intervalBar(perturbed, m, k, reach)));
+          h("span", { class: "bars", "aria-hidden": "true" }, intervalBar(original, m, k, reach), perturbed && intervalBar(perturbed, m, k, reach)),
+          data.live && conceptSwitch(k));
       })),
       used.length > rows.length && h("button", { type: "button", class: "button", onclick: () => { this.showAll = true; this.showDetail(); } }, `Show all ${used.length}`),
       data.prefix > 0 && prefixNote(m),
@@ -332,6 +334,7 @@ const imagesView = {
       h("small", {}, partInterval(original, m, p), perturbed && `${byArea ? "" : " · "}perturbed ${percent(partShareIn(perturbed, m, p), 0)}${moved}`),
       h("span", { class: "figure" }, percent(partShareIn(original, m, p), 0)),
       h("span", { class: "bars", "aria-hidden": "true" }, partBar(original, m, p, reach), perturbed && partBar(perturbed, m, p, reach)),
+      data.live && conceptSwitch(what),
       strip(k));
   },
 
@@ -348,7 +351,7 @@ const imagesView = {
     const measured = takenAway(m);
     return h("section", { class: "card", "aria-labelledby": "prediction" },
       h("h2", { id: "prediction" }, "What drove the prediction"),
-      said && h("ul", { class: "rows" }, said.slice(0, 3).map(([n, probability]) => h("li", {},
+      said && !data.live && h("ul", { class: "rows" }, said.slice(0, 3).map(([n, probability]) => h("li", {},
         h("a", { class: "clip", href: link.class(n) }, data.classes[n]),
         h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${100 * probability}%` } })),
         h("span", { class: "figure" }, percent(probability, 0))))),
@@ -465,6 +468,6 @@ function searchText(m) {
 /** Classes that some image is predicted as, and how many images. */
 function predictedClasses() {
   const counts = new Map();
-  for (let m = 0; m < IMAGES; m++) counts.set(predictedClass(m), (counts.get(predictedClass(m)) ?? 0) + 1);
+  for (const m of everyImage()) counts.set(predictedClass(m), (counts.get(predictedClass(m)) ?? 0) + 1);
   return [...counts].sort(([a], [b]) => data.classes[a].localeCompare(data.classes[b]));
 }

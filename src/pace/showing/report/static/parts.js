@@ -74,8 +74,9 @@ function face(k, eager = false, next = 0) {
   return h("span", { class: "face", "aria-hidden": "true" }, nearest && crop(...nearest, 3, eager));
 }
 
-/** A picture of the contact sheet, which is decoded once for all of them. */
+/** A picture of the contact sheet, which is decoded once for all of them; those that were added are not in it. */
 function thumbnail(m) {
+  if (m >= IMAGES) return h("span", { class: "thumbnail", "aria-hidden": "true" }, picture(m));
   const { columns, rows } = data.sheet;
   const at = (index, count) => (count > 1 ? `${(100 * index) / (count - 1)}%` : "0%");
   return h("span", { class: "thumbnail", "aria-hidden": "true", style: {
@@ -126,7 +127,7 @@ const HELD = 0.01; // share below which an image does not show a concept; conten
 
 /** The images that contain a concept, or so much of it, those with most of it first. */
 function imagesWith(k, least = HELD) {
-  return Array.from({ length: IMAGES }, (_, m) => m).filter((m) => shareIn(original, m, k) >= least)
+  return everyImage().filter((m) => shareIn(original, m, k) >= least)
     .sort((a, b) => shareIn(original, b, k) - shareIn(original, a, k));
 }
 

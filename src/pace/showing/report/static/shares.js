@@ -5,8 +5,8 @@ const areas = new Map(); // of a view, worked out when they are first asked for
 
 function areasOf(view) {
   if (!areas.has(view)) {
-    const found = new Float32Array(IMAGES * CONCEPTS);
-    for (let m = 0; m < IMAGES; m++) {
+    const found = new Float32Array(data.names.length * CONCEPTS);
+    for (const m of everyImage()) {
       for (let patch = 0; patch < PATCHES; patch++) {
         const mixture = view.patch(m, patch);
         const whole = mixture.reduce((sum, [, share]) => sum + share, 0) || 1;

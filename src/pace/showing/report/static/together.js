@@ -10,7 +10,7 @@ function histogram(k) {
   const ends = ([low, high]) => `${100 * low} to ${100 * high} %`;
   return h("section", { class: "card", "aria-labelledby": "histogram" },
     h("h2", { id: "histogram" }, "How much of it images have"),
-    note(`${plural(images.length, "image has", "images have")} 1 % of it or more, ${IMAGES - images.length} less. `, countedHow()),
+    note(`${plural(images.length, "image has", "images have")} 1 % of it or more, ${data.names.length - images.length} less. `, countedHow()),
     h("ol", { class: "histogram", "aria-label": "Images by their share of it" }, counts.map((found, bin) => {
       const label = `${plural(found.length, "image has", "images have")} ${ends(BINS[bin])}`;
       const bar = [h("span", { class: "quiet figure" }, found.length || ""), h("span", { class: "column", style: { height: `${(100 * found.length) / most}%` } })];

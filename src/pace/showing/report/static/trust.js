@@ -86,7 +86,7 @@ function facts() {
       fact(`${data.concepts.filter(({ used }) => used).length} of ${CONCEPTS}`, ["concepts hold at least one patch of these images.", emptyCount > 0 && ` ${stayedEmpty} when the model was fitted.`]),
       fact(figure(data.effective), "equally used concepts would be as varied as these. If that is far fewer than are in use, a few do most of the work."),
       data.prefix > 0 && fact(percent(data.prefixWeight, 0), "of the weight is on the summary token (CLS), which is not a patch. If that is nearly all of it, patches hardly count."),
-      data.pointed && original.predictions && fact(percent(data.pointed.filter((n, m) => n === predictedClass(m)).length / IMAGES, 0),
+      data.pointed && original.predictions && fact(percent(data.pointed.filter((n, m) => n === predictedClass(m)).length / data.pointed.length, 0),
         "of the predictions match the class that the concepts point to (θ through η), with the prediction withheld.")));
 }
 
