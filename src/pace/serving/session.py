@@ -20,7 +20,8 @@ from pace.images import ImageSet, UnreadableImageError, decode, normalize, to_fl
 from pace.images.preparation import resize_and_crop
 from pace.metrics.hiding import Hiding
 from pace.metrics.inputs import patches_of
-from pace.model_explainer import ModelExplainer, ModelExplanation
+from pace.model_explainer import ModelExplainer
+from pace.model_explanation import ModelExplanation
 from pace.observations import Observations
 from pace.showing.report import contents
 from pace.showing.report.pictures import encode, read_pictures
