@@ -11,6 +11,8 @@ def test_parts_are_lettered_and_kinds_numbered_by_use():
 
 
 def test_equal_use_keeps_the_order_of_the_numbers():
+    background = concept_names(np.array([0, 1, 0]), np.array([2.0, 9.0, 4.0]), np.array([True, False]))
+    assert [name.long for name in background] == ["background B · kind 2", "part A · kind 1", "background B · kind 1"]
     assert [name.short for name in concept_names(np.array([1, 0, 1]), np.array([2.0, 4.0, 2.0]))] == ["B1", "A1", "B2"]
 
 

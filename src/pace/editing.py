@@ -131,7 +131,8 @@ class Edits:
             for k in change.concepts:
                 names[k] = names[k]._replace(**self._fields(change, k, names))
             if change.part:
-                given = change.name or None
+                own = next(name.part_given for name in self._own if name.part == change.part)
+                given = change.name or own
                 names = [name._replace(part_given=given) if name.part == change.part else name for name in names]
         return names
 

@@ -49,6 +49,7 @@ from pace.progress import progress
 # Parameters that change no more than rounding, so that a checkpoint may be resumed with others.
 _NO_MATTER = ("memory", "device", "distributed", "progress")
 _INTERVAL_IMAGES = 200  # from which intervals are learned
+_BACKGROUND = 0.5  # of the attention that its area would have: a part with less is background
 
 
 class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -145,6 +146,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     selection_: Selection | None  # how many concepts were found, where that was asked
     n_steps_: int  # batches of `partial_fit` so far
     prefix_tokens_: int  # that counted beside the patches
+    background_: (
+        Array | None
+    )  # (P,) which parts are background, by the attention they get; None where there are no parts
     concept_weights_: Array  # (K,) patches of the images, not of their perturbed views, that every concept holds
     evidence_: Array  # (K, N) how much likelier a class is where the concept is than in all images, in probability
     origin_: dict[str, str] | None  # model, block, attention block and preprocessing, as `Observations.origin` has them
@@ -350,7 +354,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def names_(self) -> list[Name]:
         """What the concepts are called."""
-        return concept_names(self.part_of_, self.concept_weights_) if self._names is None else list(self._names)
+        if self._names is not None:
+            return list(self._names)
+        return concept_names(self.part_of_, self.concept_weights_, self.background_)
 
     @names_.setter
     def names_(self, names: Sequence[Name]) -> None:
@@ -503,8 +509,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._learn_intervals(observations)
 
     def _learn_intervals(self, observations: Observations) -> None:
-        """How alike neighbours are and which shares are usual, in some of the images: what intervals are made of."""
-        self.neighbours_, self.share_prior_ = None, self.alpha_
+        """How alike neighbours are and which shares are usual, in some of the images: what intervals are made of. Also which
+        parts are background."""
+        self.neighbours_, self.share_prior_, self.background_ = None, self.alpha_, None
         if self.updates_ == "paper":
             return
         chosen = np.unique(np.linspace(0, len(observations) - 1, _INTERVAL_IMAGES).astype(np.int64))
@@ -513,6 +520,10 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         assert some.weights is not None
         layout = some.grid, some.prefix_tokens
         phi, gamma = some.by_part(some.phi), some.by_part(some.gamma)
+        if self.part_of_ is not None:
+            seen, weights = phi[:, some.prefix_tokens :], some.weights[:, some.prefix_tokens :]
+            attended = np.einsum("mj,mjp->p", weights / weights.sum(), seen)
+            self.background_ = attended < _BACKGROUND * seen.mean((0, 1))
         self.neighbours_, self.share_prior_ = learn_intervals(phi, gamma, some.weights, *layout)
 
 

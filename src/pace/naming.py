@@ -24,7 +24,7 @@ class Name(NamedTuple):
     part: str | None = None  # its part's letter
     kind: int | None = None  # its number within the part, from 1
     given: str | None = None  # by the user
-    part_given: str | None = None
+    part_given: str | None = None  # likewise, or since it is background
     hidden: bool = False  # by the user, from lists
     into: int | None = None  # the concept that it was merged into
 
@@ -51,8 +51,10 @@ class Name(NamedTuple):
         return self.part_given or f"part {self.part}"
 
 
-def concept_names(part_of: Array | None, use: Array) -> list[Name]:
+def concept_names(part_of: Array | None, use: Array, background: Array | None = None) -> list[Name]:
     """A name for each of the K concepts: parts are lettered by use, kinds numbered by use within their part.
+
+    Parts that are `background` (P,) are called so, next to their letter.
 
     `use` (K,) is how many of the patches it was learned from each concept holds, `PACE.concept_weights_`: a name must not
     depend on the images that are shown. Where it is the same, the order is that of the numbers.
@@ -66,7 +68,8 @@ def concept_names(part_of: Array | None, use: Array) -> list[Name]:
     for part, letter in letters.items():
         kinds = np.flatnonzero(part_of == part)
         for number, k in enumerate(kinds[np.argsort(-held[kinds], kind="stable")], start=1):
-            names[int(k)] = Name(int(k), letter, number)
+            called = f"background {letter}" if background is not None and background[part] else None
+            names[int(k)] = Name(int(k), letter, number, part_given=called)
     return [names[k] for k in range(len(use))]
 
 

@@ -153,6 +153,22 @@ def fitted():
     return model, seen, perturbed, part, concept
 
 
+def test_a_part_that_gets_little_attention_is_background(fitted, tmp_path):
+    model, seen, perturbed, part, _ = fitted
+    assert not model.background_.any()
+    looked_at = [
+        Observations(view.embeddings, np.where(truth == 1, 0.1, 1.0), view.predictions, grid=GRID, crops=view.crops)
+        for view, truth in ((seen, part), (perturbed, birds(120, view=1)[1]))
+    ]
+    model = PACE(PARTS * KINDS, parts=PARTS, seed=0, device="cpu").fit(looked_at[0], perturbed=looked_at[1])
+    maps = model.explain(looked_at[0]).by_part(model.explain(looked_at[0]).phi)
+    (found,) = np.flatnonzero(model.background_)
+    assert maps[part == 1, found].mean() > 0.9
+    assert {name.part_long for name in model.names_ if name.part_given} == {"background C"}
+    model.save(tmp_path / "m.safetensors")
+    assert PACE.load(tmp_path / "m.safetensors").background_.tolist() == model.background_.tolist()
+
+
 def agreement(found, truth):
     from sklearn.metrics import normalized_mutual_info_score
 

@@ -20,7 +20,7 @@ from pace.model.selecting import Selection
 if TYPE_CHECKING:
     from pace.explainer import PACE
 
-FORMAT = "pace-model-4"
+FORMAT = "pace-model-5"
 _HEADER = {"updates_": str, "n_steps_": int, "prefix_tokens_": int, "origin_": dict | None, "converged_": bool,
            "interrupted_": bool}  # fmt: skip
 _PATTERN = {"format": FORMAT, "parameters": dict, "covariance": str, "prior_strength": float | int, **_HEADER}
@@ -41,6 +41,8 @@ def save_model(model: PACE, path: str | PathLike[str], statistics: bool) -> None
     tensors["share_prior"] = torch.from_numpy(model.share_prior_)
     if model.neighbours_ is not None:
         tensors["neighbours"] = torch.from_numpy(model.neighbours_)
+    if model.background_ is not None:
+        tensors["background"] = torch.from_numpy(model.background_)
     if model.selection_ is not None:
         tensors |= {f"selection.{name}": t for name, t in model.selection_.tensors().items()}
     if statistics and model._statistics is not None:
@@ -79,6 +81,10 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
         "share_prior": concepts.alpha.shape,
         "evidence": concepts.label_head.shape,
     }
+    if nest is not None:
+        shapes["background"] = concepts.alpha.shape
+        if tensors["background"].dtype != torch.bool:
+            raise ValueError("which parts are background is not told as it should be")
     if (found := under("selection.", tensors)) and found["means"].ndim == found["numbers"].ndim + 1 == 2:
         shapes |= {"selection.evidence": found["means"].shape[:1], "selection.bounds": found["numbers"].shape}
     elif found:
@@ -103,6 +109,7 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model.evidence_ = tensors["evidence"].numpy()
     model.share_prior_ = tensors["share_prior"].numpy()
     model.neighbours_ = tensors["neighbours"].numpy() if "neighbours" in tensors else None
+    model.background_ = tensors["background"].numpy() if nest is not None else None
     model.n_iter_ = len(model.lower_bounds_)
     model.n_features_in_ = len(model._concepts.offset)
     return model
