@@ -31,6 +31,18 @@ def test_typical_patches_are_the_nearest_one_from_each_image():
         np.testing.assert_array_equal(typical[concept, :, 1], nearest.patches[first])
 
 
+def test_own_patches_are_of_the_concept_alone():
+    means = np.asarray(OBSERVATIONS.embeddings[:2, 0])
+    phi = np.zeros((*OBSERVATIONS.shape[:2], 3))
+    phi[:, :, 1] = 1  # all patches are of concept 1, but for two
+    phi[4, 2:4] = (1, 0, 0)
+    both = np.concatenate([means, means[:1]])
+    first, second, none = summary.own_patches(both, OBSERVATIONS, 6, phi)
+    assert {tuple(place) for place in first.tolist()} <= {(4, 2), (4, 3)}
+    assert len(second) == 6
+    assert none.tolist() == summary.typical_patches(both, OBSERVATIONS, 6)[2].tolist()
+
+
 def test_with_few_images_typical_patches_share_them():
     means = np.zeros((1, 12))
     assert summary.typical_patches(means, OBSERVATIONS[:2], n=6).shape == (1, 6, 2)

@@ -21,10 +21,13 @@ class Patches(NamedTuple):
     distances: npt.NDArray[np.float64]
 
 
-def nearest(points: npt.NDArray[Any], observations: Observations, n: int) -> Patches:
+def nearest(
+    points: npt.NDArray[Any], observations: Observations, n: int, owners: npt.NDArray[np.int64] | None = None
+) -> Patches:
     """The n patches nearest to each of the points (K, d), as arrays (K, n).
 
-    They are from different images as long as there are enough images, since the patches around one are much like it.
+    They are from different images as long as there are enough images, since the patches around one are much like it. Where
+    `owners` (M, patches) says to which point each patch belongs, the others come after all of these, infinitely far.
     """
     means = torch.as_tensor(points, dtype=torch.float32)
     n_patches = observations.n_tokens - observations.prefix_tokens
@@ -33,6 +36,8 @@ def nearest(points: npt.NDArray[Any], observations: Observations, n: int) -> Pat
     at_once = max(1, _TOKENS_AT_ONCE // observations.n_tokens)
     for images, batch in observations.batches(at_once, "cpu", torch.float32):
         left = torch.cdist(batch.embeddings[:, observations.prefix_tokens :], means)
+        if owners is not None:
+            left[torch.from_numpy(owners[images])[:, :, None] != torch.arange(len(means))] = torch.inf
         first_patch = n_patches * torch.arange(images.start, images.stop)[:, None]
         for _ in range(per_image):
             distance, patch = left.min(1)

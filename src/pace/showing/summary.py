@@ -42,6 +42,15 @@ def typical_patches(means: Array, observations: Observations, n: int) -> Array:
     return np.stack(nearest(means, observations, n)[:2], -1)
 
 
+def own_patches(means: Array, observations: Observations, n: int, phi: Array) -> list[Array]:
+    """Likewise, at most n of the patches whose largest φ is the concept's; the nearest of all where it leads none."""
+    of_all = typical_patches(means, observations, n)
+    leading = phi[:, observations.prefix_tokens :].argmax(2)
+    own = nearest(means, observations, n, leading)
+    places, led = np.stack(own[:2], -1), np.isfinite(own.distances)
+    return [places[k][led[k]] if led[k].any() else of_all[k] for k in range(len(means))]
+
+
 def class_concepts(theta: Array, evidence_for: Array, used: Array, n: int) -> list[tuple[int, float]]:
     """The concepts in use that speak most for a class, at most n, and how strongly: mean θ_k times the evidence, above 0.
 

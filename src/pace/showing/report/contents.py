@@ -145,7 +145,8 @@ def _concepts(
     attention = summary.whole_array(observations.attention)
     use = summary.use_of(summary.patches_held(phi, attention))
     shown = use.used | summary.use_of(model.concept_weights_).used
-    typical = summary.typical_patches(model.means_, observations, min(_TYPICAL_PATCHES, len(observations))).tolist()
+    most = min(_TYPICAL_PATCHES, len(observations))
+    typical = [own.tolist() for own in summary.own_patches(model.means_, observations, most, phi)]
     called = explanation.names
     listed = use.used & ~hidden_among(called)
     neighbours = nearest_concepts(model.means_, listed, _NEIGHBOURS)
