@@ -110,6 +110,10 @@ class ModelExplainer:
         if own is None:
             return images
         place = {name: number for number, name in enumerate(own.names)}
+        if unknown := [name for name in names if name not in place]:
+            raise ValueError(
+                f"{unknown[0]!r:.80}, in the gallery, is no image of the fit; run `pace fit` again, in another folder"
+            )
         return _Joined(images, own.subset(place[name] for name in names))
 
     def save(self, folder: str | PathLike[str]) -> Path:
