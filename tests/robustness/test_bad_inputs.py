@@ -21,7 +21,7 @@ def test_bad_inputs_by_lot_are_refused_in_one_line_or_give_finite_results():
 
 
 @pytest.mark.parametrize(
-    "name", ["complex", "longdouble", "strings", "ragged", "half a list", "meta", "sparse tensor", "masked"]
+    "name", ["complex", "longdouble", "strings", "ragged", "half a list", "meta", "sparse tensor", "sparse", "masked"]
 )
 @pytest.mark.parametrize("field", ["embeddings", "attention", "predictions", "crops"])
 def test_what_is_no_array_of_real_numbers_is_refused_by_name(field: str, name: str):

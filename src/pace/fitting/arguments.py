@@ -13,6 +13,7 @@ from pace.fitting.parameters import PARAMETERS, memory_in_bytes
 from pace.model.refining import Refinement
 from pace.model.settings import SMALLEST_ALPHA, Settings
 from pace.observations import Observations
+from pace.terminal import one_line
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -73,7 +74,7 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
 def _dtype(model: PACE) -> torch.dtype:
     dtype = getattr(torch, model.dtype, None) if isinstance(model.dtype, str) else model.dtype
     if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: expected {PARAMETERS['dtype'].expected}; found {model.dtype!r}")
+        raise ValueError(f"dtype: expected {PARAMETERS['dtype'].expected}; found {one_line(repr(model.dtype))}")
     return cast(torch.dtype, dtype)
 
 

@@ -211,9 +211,9 @@ def open_images(
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"images: expected a dataset's name or a folder; found {type(source).__name__}")
     path = Path(source).expanduser()
-    if not os.path.isdir(path):  # false, too, for names that no file can have
+    if not os.fspath(source) or not os.path.isdir(path):  # false, too, for names that no file can have
         raise FileNotFoundError(
-            f"{one_line(repr(str(path)))} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}"
+            f"{one_line(repr(os.fspath(source)))} is neither a folder nor one of {', '.join([*GENERATED, *DATASETS])}"
         )
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
