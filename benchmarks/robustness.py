@@ -20,6 +20,7 @@ from robustness_files import damaged
 from robustness_inputs import inputs
 from robustness_kills import disks, kills, launches
 from robustness_names import names
+from robustness_work import JOBS
 
 PARTS = {
     damaged: (10_000, "files"),
@@ -35,6 +36,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for part, (count, what) in PARTS.items():
         parser.add_argument(f"--{part.__name__}", type=int, default=count, help=f"{what} ({count:,})")
+    parser.add_argument(
+        "--jobs", default=",".join(JOBS), help="that are killed, and that read damaged files if fit is one"
+    )
     parser.add_argument("--minutes", type=float, default=600.0, help="for each part; what was done until then counts")
     parser.add_argument("--seed", type=int, default=0)
     given = vars(parser.parse_args(arguments))
@@ -43,7 +47,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for part in PARTS:
         if count := given[part.__name__]:
             began = time.monotonic()
-            found[part.__name__] = part(count, given["seed"], began + 60 * given["minutes"])
+            found[part.__name__] = part(count, given["seed"], began + 60 * given["minutes"], given["jobs"].split(","))
             took = {"minutes": round((time.monotonic() - began) / 60, 1)}
             print(json.dumps({part.__name__: found[part.__name__] | took}, indent=1), flush=True)
     return found

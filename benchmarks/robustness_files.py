@@ -20,7 +20,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -191,9 +191,9 @@ def weights(folder: Path) -> dict[str, Kind]:
     return found
 
 
-def commands(place: Path) -> dict[str, Kind]:
+def commands() -> dict[str, Kind]:
     """What the commands read of runs: each error is one line."""
-    workshop(place)
+    os.chdir(workshop())
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         command(COMMANDS["evaluate"], Path("scores"))
         command(COMMANDS["finetune"], Path("tuned"))
@@ -397,7 +397,7 @@ def some(seed: int, numbers: range, found: dict[str, tuple[Kind, list[object]]])
         yield [name, *judged(name, kind, kind.reads[which], good[which], draw)]
 
 
-def damaged(count: int, seed: int, until: float, with_commands: bool = True) -> dict[str, Any]:
+def damaged(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
     """Tallies of what came of so many damaged files, and the first of each wrong outcome."""
     tally, wrong = Counter[str](), dict[str, str]()
     warnings.simplefilter("ignore")
@@ -405,7 +405,7 @@ def damaged(count: int, seed: int, until: float, with_commands: bool = True) -> 
         folder = Path(place).resolve()
         (folder / "library").mkdir()
         kinds = library(folder / "library")
-        groups = [kinds, kinds, kinds, commands(folder)] if with_commands else [kinds]  # commands take longer
+        groups = [kinds, kinds, kinds, commands()] if "fit" in names else [kinds]  # commands take longer
         ready = [{name: (kind, [read() for read in kind.reads]) for name, kind in group.items()} for group in groups]
         number = 0
         while number < count and time.monotonic() < until:
@@ -422,7 +422,6 @@ def damaged(count: int, seed: int, until: float, with_commands: bool = True) -> 
                 tally["scipy crashed" if name.endswith(".mat") else "crashed"] += 1
                 wrong.setdefault(f"crashed: {name}", f"number {number}")
                 number += 1
-        os.chdir("/")
     kinds_of = len({name for group in ready for name in group})
     return {"kinds": kinds_of, "damaged": number, "tally": dict(sorted(tally.items())), "wrong": wrong}
 

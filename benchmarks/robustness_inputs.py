@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ def outcomes(cases: int, seed: int) -> list[Outcome]:
     return [judged(*case(rng)) for _ in range(cases)]
 
 
-def inputs(count: int, seed: int, until: float) -> dict[str, Any]:
+def inputs(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
     rng, tally, wrong, longest, most = np.random.default_rng(seed), Counter[str](), dict[str, str](), 0.0, 0
     while tally.total() < count and time.monotonic() < until:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

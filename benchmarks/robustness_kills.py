@@ -18,12 +18,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ from robustness_work import FIT, JOBS, command, workshop
 
 CALLS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")  # and os.fsync, which is no event
 HANGING = 120  # seconds
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TORCHRUN = "torchrun"
 CLOCK = {"seconds", "images_per_second", "started", "spent"}  # differ from run to run
 OF_THE_CLOCK = ("run.json", "lock", "results.md", "results.csv")  # the latter two are made of results.json
 
@@ -67,6 +69,7 @@ def forked(job: Callable[[Path], int], folder: Path, at: int | None = None, afte
 
 def _in_the_child(job: Callable[[Path], int], folder: Path, at: int | None, writing: int) -> None:
     signal.alarm(HANGING)
+    os.chdir(workshop())
     calls, code, said = 0, 3, io.StringIO()  # 3: an error that nobody made a line of
 
     def count() -> None:
@@ -113,59 +116,48 @@ def _untimed(value: Any) -> Any:
     return [_untimed(one) for one in value] if isinstance(value, list) else value
 
 
-def undisturbed(job: Callable[[Path], int], folder: Path) -> tuple[dict[str, object], Ended]:
-    """The files of a whole run, and what it took; an error if another one makes others."""
-    found = []
+class Known(NamedTuple):
+    """The files of a whole run, and what it took."""
+
+    files: dict[str, object]
+    calls: int
+    seconds: float
+    pages: int  # of memory on a disk in memory
+
+
+@cache
+def undisturbed(name: str) -> Known:
+    """An error if another run makes other files."""
+    folder, found, ended = workshop() / "disk" / "out", list[dict[str, object]](), Ended(0, "", 0, 0.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    job, warm = (launch, "fit") if name == TORCHRUN else (JOBS[name], name)
+    os.chdir(workshop())
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        JOBS[warm](workshop() / f"warm-{name.replace(' ', '-')}")  # here, so that everything is imported
+    pages = 0
     for _ in range(2):
         ended = forked(job, folder)
         if ended.code:
             raise RuntimeError(ended.said)
         found.append(dict(contents(folder)))
+        pages = sum(1 + -(-file.stat().st_size // PAGE) for file in folder.rglob("*"))
         shutil.rmtree(folder)
     if found[0] != found[1]:
         raise RuntimeError(f"not even undisturbed runs are alike: {different(*found)}")
-    return found[0], ended
+    return Known(found[0], ended.calls, ended.seconds, pages)
 
 
 def different(one: dict[str, object], other: dict[str, object]) -> list[str]:
     return [name for name in one | other if one.get(name) != other.get(name)]
 
 
-@contextmanager
-def warm(names: Sequence[str]) -> Iterator[Path]:
-    """A workshop, in a process that has imported all that the jobs need."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder).resolve()
-        workshop(place)
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            for name in names:
-                JOBS[name](place / f"warm-{name.replace(' ', '-')}")
-        yield place
-        os.chdir("/")
-
-
-def kills(count: int, seed: int, until: float, names: Sequence[str] = tuple(JOBS)) -> dict[str, Any]:
-    with warm(names) as place:
-        return kill(count, seed, list(names), place, until)
-
-
-def launches(count: int, seed: int, until: float) -> dict[str, Any]:
-    with warm(["fit"]) as place:
-        return kill_one_of_two(count, seed, place, until)
-
-
-def disks(count: int, seed: int, until: float, names: Sequence[str] = tuple(JOBS)) -> dict[str, Any]:
-    with warm(names) as place:
-        return fill(count, seed, list(names), place, until)
-
-
-def kill(kills: int, seed: int, names: list[str], place: Path, until: float) -> dict[str, Any]:
+def kills(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
     """First at every file-system call of every job, then at random times until there were so many."""
     draw, tally, wrong = random.Random(seed), Counter[str](), dict[str, str]()
     for name in ("kills", "at a call", "at a random time", "resumed to the end", "different", "failed"):
         tally[name] = 0
-    folder = place / "out"
-    known = {name: undisturbed(JOBS[name], folder) for name in names}
+    folder = workshop() / "disk" / "out"
+    known = {name: undisturbed(name) for name in names}
 
     def to_the_end(name: str, title: str, again: Callable[[], Ended]) -> None:
         """Count what becomes of a folder where processes are killed until one is not."""
@@ -174,23 +166,23 @@ def kill(kills: int, seed: int, names: list[str], place: Path, until: float) -> 
             tally[title] += 1
             tally[f"of {name}"] += 1
         outcome = "failed" if ended.code else "resumed to the end"
-        if not ended.code and (unlike := different(dict(contents(folder)), known[name][0])):
+        if not ended.code and (unlike := different(dict(contents(folder)), known[name].files)):
             outcome = "different"
         if outcome != "resumed to the end":
             wrong.setdefault(f"{outcome}: {name}", ended.said[-1500:] if ended.code else str(unlike))
         tally[outcome] += 1
         shutil.rmtree(folder)
 
-    calls = [(name, at) for name in names for at in range(known[name][1].calls)]
+    calls = [(name, at) for name in names for at in range(known[name].calls)]
     draw.shuffle(calls)
     for name, at in calls:
-        if tally["kills"] >= kills or time.monotonic() > until:
+        if tally["kills"] >= count or time.monotonic() > until:
             break
         planned = iter([at])
         to_the_end(name, "at a call", lambda: forked(JOBS[name], folder, next(planned, None)))  # noqa: B023
-    while tally["kills"] < kills and time.monotonic() < until:
-        name = draw.choice(names)
-        seconds = known[name][1].seconds
+    while tally["kills"] < count and time.monotonic() < until:
+        name = draw.choice(list(names))
+        seconds = known[name].seconds
         to_the_end(name, "at a random time", lambda: forked(JOBS[name], folder, after=draw.uniform(0, 1.2 * seconds)))  # noqa: B023
     return {"calls there are": len(calls), **tally, "wrong": wrong}
 
@@ -214,19 +206,18 @@ def launch(folder: Path) -> int:
     return 0
 
 
-def kill_one_of_two(launches: int, seed: int, place: Path, until: float) -> dict[str, Any]:
+def launches(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
     draw, tally, wrong = random.Random(seed), Counter(kills=0, launches=0, different=0, failed=0), dict[str, str]()
-    folder = place / "out"
-    expected, ended = undisturbed(launch, folder)
-    while tally["launches"] < launches and time.monotonic() < until:
+    folder, known = workshop() / "disk" / "out", undisturbed(TORCHRUN)
+    while tally["launches"] < count and time.monotonic() < until:
         tally["launches"] += 1
         killer = os.fork()  # beside the agent
         if killer == 0:
-            os._exit(_kill_one(os.getppid(), draw.uniform(0, ended.seconds)))
+            os._exit(_kill_one(os.getppid(), draw.uniform(0, known.seconds)))
         draw.random()
         found = forked(launch, folder)
         tally["kills"] += os.waitstatus_to_exitcode(os.waitpid(killer, 0)[1])
-        unlike = [] if found.code else different(dict(contents(folder)), expected)
+        unlike = [] if found.code else different(dict(contents(folder)), known.files)
         outcome = "failed" if found.code else "different" if unlike else "resumed to the end"
         tally[outcome] += 1
         if outcome != "resumed to the end":
@@ -258,33 +249,23 @@ def _kill_one(harness: int, after: float) -> int:
 # -- full disks -------------------------------------------------------------------------------------------------------
 
 
-def fill(disks: int, seed: int, names: list[str], place: Path, until: float) -> dict[str, Any]:
-    """Every job on disks of all sizes up to the one that it needs; and again, when there is room."""
+def disks(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
+    """Every job on disks of all sizes up to twice what it needs; and again, when there is room."""
     draw, tally, wrong = random.Random(seed), Counter(disks=0, full=0, different=0, raw=0), dict[str, str]()
-    disk = place / "disk"
-    disk.mkdir()
+    disk = workshop() / "disk"
     folder = disk / "out"
 
     def mount(size: int, *more: str) -> bool:
         how = ["mount", "-t", "tmpfs", "-o", ",".join([f"size={size}", *more]), "tmpfs", str(disk)]
         return subprocess.run(how, capture_output=True, check=False).returncode == 0
 
-    known: dict[str, tuple[dict[str, object], int]] = {}
-    for name in names:
-        if not mount(1 << 30):
-            return {"wrong": {}, "left out": "mounting a small disk takes the right to do so"}
-        folder.mkdir()
-        files, _ = undisturbed(JOBS[name], folder)
-        folder.mkdir()
-        forked(JOBS[name], folder)
-        known[name] = files, os.statvfs(disk).f_blocks - os.statvfs(disk).f_bfree
-        subprocess.run(["umount", str(disk)], check=True)
-    page = os.sysconf("SC_PAGE_SIZE")
-    while tally["disks"] < disks and time.monotonic() < until:
+    known = {name: undisturbed(name) for name in names}
+    if not mount(PAGE):
+        return {"wrong": {}, "left out": "mounting a small disk takes the right to do so"}
+    subprocess.run(["umount", str(disk)], check=True)
+    while tally["disks"] < count and time.monotonic() < until:
         name = names[tally["disks"] % len(names)]
-        files, pages = known[name]
-        size = draw.randrange(1, 2 * pages)  # two copies of what is replaced may be there at once
-        mount(size * page)
+        mount(PAGE * draw.randrange(1, 2 * known[name].pages))  # two copies of what is replaced may be there at once
         try:
             folder.mkdir()
             tally["disks"] += 1
@@ -303,7 +284,7 @@ def fill(disks: int, seed: int, names: list[str], place: Path, until: float) -> 
                     wrong.setdefault(f"half: {name}", str(half))
                 mount(1 << 30, "remount")
                 ended = forked(JOBS[name], folder)
-            unlike = [] if ended.code else different(dict(contents(folder)), files)
+            unlike = [] if ended.code else different(dict(contents(folder)), known[name].files)
             if ended.code or unlike:
                 tally["different"] += 1
                 wrong.setdefault(f"different: {name}", f"{unlike} {ended.said[-1500:]}")

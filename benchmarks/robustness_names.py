@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
@@ -115,7 +115,7 @@ def outputs(names: list[str]) -> Iterator[tuple[str, Any]]:
             yield "Markdown", Elements(text).found
 
 
-def names(count: int, seed: int, until: float) -> dict[str, Any]:
+def names(count: int, seed: int, until: float, jobs: Sequence[str]) -> dict[str, Any]:
     draw, tally, wrong, before = random.Random(seed), Counter(names=0), dict[str, str](), Path.cwd()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as place:

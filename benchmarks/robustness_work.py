@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +90,13 @@ JOBS: dict[str, Callable[[Path], int]] = {
 }
 
 
-def workshop(place: Path) -> None:
-    """Go to a folder with photos and a fit of them, which the other commands need."""
+@cache
+def workshop() -> Path:
+    """A folder with photos and a fit of them, which the other commands need."""
     from PIL import Image
 
+    place = Path(tempfile.mkdtemp()).resolve()
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
     os.chdir(place)
     for number in range(12):
         folder = Path("photos", "ab"[number % 2])
@@ -100,3 +106,4 @@ def workshop(place: Path) -> None:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if command(FIT, Path("done")):
             raise RuntimeError("the fit that the other commands need has failed")
+    return place
