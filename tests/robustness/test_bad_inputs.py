@@ -44,3 +44,11 @@ def test_a_value_that_would_overflow_is_refused_by_name_and_index(value: float):
 def test_alpha_that_would_make_theta_nan_is_refused(alpha: object):
     with pytest.raises(ValueError, match="alpha: expected one positive number"):
         PACE(3, alpha=alpha).fit(Observations(torch.rand(4, 9, 2), torch.ones(4, 9)))
+
+
+@pytest.mark.parametrize("covariance", ["tied", "diag", "full", "low_rank"])
+def test_embeddings_too_close_to_each_other_for_their_precision_are_refused(covariance: str):
+    data = good(np.random.default_rng(0))
+    data["embeddings"] *= 1e-30
+    with pytest.raises(ValueError, match="covariance is not positive definite; rescale the embeddings"):
+        PACE(3, n_init=1, covariance=covariance, progress=False).fit(Observations(**data))
