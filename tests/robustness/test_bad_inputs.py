@@ -46,6 +46,12 @@ def test_alpha_that_would_make_theta_nan_is_refused(alpha: object):
         PACE(3, alpha=alpha).fit(Observations(torch.rand(4, 9, 2), torch.ones(4, 9)))
 
 
+@pytest.mark.parametrize("dtype", [np.ones((2, 2)), "9" * 5000, torch.int64, None])
+def test_a_dtype_that_is_none_is_refused_in_one_short_line(dtype: object):
+    with pytest.raises(ValueError, match=r"^dtype: expected 'float32' or 'float64'; found .{1,700}$"):
+        PACE(3, dtype=dtype).fit(Observations(torch.rand(4, 9, 2), torch.ones(4, 9)))
+
+
 @pytest.mark.parametrize("covariance", ["tied", "diag", "full", "low_rank"])
 def test_embeddings_too_close_to_each_other_for_their_precision_are_refused(covariance: str):
     data = good(np.random.default_rng(0))

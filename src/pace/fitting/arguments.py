@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -73,9 +73,9 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
 
 def _dtype(model: PACE) -> torch.dtype:
     dtype = getattr(torch, model.dtype, None) if isinstance(model.dtype, str) else model.dtype
-    if dtype not in (torch.float32, torch.float64):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):  # an array has no truth
         raise ValueError(f"dtype: expected {PARAMETERS['dtype'].expected}; found {one_line(repr(model.dtype))}")
-    return cast(torch.dtype, dtype)
+    return dtype
 
 
 def _given_device(model: PACE) -> torch.device | None:
