@@ -145,7 +145,8 @@ def test_tensors_that_are_no_concepts_are_refused_even_with_a_right_checksum(tmp
                 PACE.load(path)
     for key, value in (("format", "pace-model-99"), ("covariance", "other"), ("updates_", 3), ("n_steps_", -1),
                        ("parameters", {"n_concepts": 3, "colour": "red"}),
-                       ("parameters", header["parameters"] | {"seed": -1}), ("prior_strength", "strong")):  # fmt: skip
+                       ("parameters", header["parameters"] | {"seed": -1}),
+                       ("parameters", header["parameters"] | {"dtype": 0}), ("prior_strength", "strong")):  # fmt: skip
         save_tensors(path, tensors, header | {key: value})
         with pytest.raises(DamagedFile):
             PACE.load(path)

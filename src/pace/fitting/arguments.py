@@ -52,7 +52,7 @@ def check_arguments(model: PACE) -> None:
         raise ValueError(f"alpha: expected one positive number or {model.n_concepts} of them; found {model.alpha!r}")
     if model.prune and model.prune != "auto" and not finds_number and not _can_prune(model):
         raise ValueError("prune: needs updates='exact' and alpha='learn'")
-    _dtype(model)
+    dtype_of(model)
     _given_device(model)
 
 
@@ -63,7 +63,7 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
     device = _device(model, observations)
     return Settings(
         device=device,
-        dtype=_dtype(model),
+        dtype=dtype_of(model),
         updates=model.updates,  # type: ignore[arg-type]
         memory=_memory(model, device),
         learn_alpha=isinstance(model.alpha, str),
@@ -71,7 +71,7 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
     )
 
 
-def _dtype(model: PACE) -> torch.dtype:
+def dtype_of(model: PACE) -> torch.dtype:
     dtype = getattr(torch, model.dtype, None) if isinstance(model.dtype, str) else model.dtype
     if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):  # an array has no truth
         raise ValueError(f"dtype: expected {PARAMETERS['dtype'].expected}; found {one_line(repr(model.dtype))}")

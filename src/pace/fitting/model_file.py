@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pace import __version__
 from pace.files import read_tensors, reading, save_tensors
-from pace.fitting.arguments import plain_parameters
+from pace.fitting.arguments import dtype_of, plain_parameters
 from pace.fitting.parameters import PARAMETERS
 from pace.model.concepts import Concepts, under
 from pace.model.gaussians import Prior
@@ -97,6 +97,7 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     model = kind(**header["parameters"])
     for name, parameter in PARAMETERS.items():
         parameter.check(getattr(model, name))
+    dtype_of(model)
     if header["updates_"] not in ("exact", "paper") or min(header["n_steps_"], header["prefix_tokens_"]) < 0:
         raise ValueError("a value in its header is out of range")
     for name in _HEADER:
