@@ -1,16 +1,14 @@
-"""Bad inputs in Python: each is refused by one line of ours that names it, or gives finite results, in seconds.
-
-python benchmarks/robustness_inputs.py --cases 1000 --seed 0
-"""
+"""Bad inputs in Python: each is refused by one line of ours that names it, or gives finite results, in seconds. Part of
+robustness.py."""
 
 from __future__ import annotations
 
-import argparse
+import resource
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,11 +88,12 @@ def good(rng: Any) -> dict[str, Any]:
 
 def case(rng: Any) -> tuple[str, Callable[[], list[Any]]]:
     """A bad input by lot: its name, and what to do with it, which gives arrays that must be finite."""
-    data, kind = good(rng), rng.integers(5)
+    data, kind = good(rng), rng.integers(7)
     how: dict[str, Any] = {"n_concepts": 3, "n_init": 1, "max_iter": 3, "progress": False}
     how["covariance"] = str(rng.choice(["tied", "diag", "full", "low_rank"]))
     thing = THINGS[rng.integers(len(THINGS))]
-    if kind < 2:
+    plain = good(rng)
+    if kind in (0, 1, 5, 6):
         field = str(rng.choice(["embeddings", "attention", "predictions", "crops"]))
         name = str(rng.choice(list(ARRAYS)))
         data[field] = ARRAYS[name](data[field], rng)
@@ -111,8 +110,13 @@ def case(rng: Any) -> tuple[str, Callable[[], list[Any]]]:
         return f"open_images({thing!r:.40})", lambda: [len(open_images(thing))]
 
     def work() -> list[Any]:
+        model = PACE(**how)
+        if kind > 4:  # only what is explained is bad
+            model.fit(Observations(**plain))
         seen = Observations(**data)
-        model = PACE(**how).fit(seen)
+        if kind == 6:
+            return [model.transform(seen), model.score(seen), model.partial_fit(seen).means_]
+        model = model if kind > 4 else model.fit(seen)
         found = model.explain(seen)
         return [
             model.means_,
@@ -128,19 +132,22 @@ def case(rng: Any) -> tuple[str, Callable[[], list[Any]]]:
 
 
 def judged(title: str, work: Callable[[], list[Any]]) -> Outcome:
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = work()
-        verdict = "finite" if all(np.isfinite(one).all() for one in found) else "NaN without an error"
+        verdict = (
+            "finite" if all(np.isfinite(one).all() for one in found if one is not None) else "NaN without an error"
+        )
     except (ValueError, TypeError, OSError) as error:
-        ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(HOME)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        ours = last.filename.startswith(HOME) and "raise " in (last.line or "")
         short = len(str(error)) < 2000 and "\n" not in str(error)
         verdict = "refused" if ours and short else f"raw {type(error).__name__}: {str(error)[:120]}"
     except Exception as error:
         verdict = f"raw {type(error).__name__}: {str(error)[:120]}"
-    return Outcome(title, verdict, time.perf_counter() - began)
+    return Outcome(title, verdict, time.process_time() - began)
 
 
 def outcomes(cases: int, seed: int) -> list[Outcome]:
@@ -148,16 +155,17 @@ def outcomes(cases: int, seed: int) -> list[Outcome]:
     return [judged(*case(rng)) for _ in range(cases)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    found = outcomes(**vars(parser.parse_args()))
-    for one in sorted({f"{one.case}: {one.verdict}" for one in found if one.verdict not in ("refused", "finite")}):
-        print(one)
-    print(Counter(one.verdict if one.verdict in ("refused", "finite") else "wrong" for one in found))
-    print(f"longest {max(one.seconds for one in found):.2f} s")
-
-
-if __name__ == "__main__":
-    main()
+def inputs(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
+    rng, tally, wrong, longest, most = np.random.default_rng(seed), Counter[str](), dict[str, str](), 0.0, 0
+    while tally.total() < count and time.monotonic() < until:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        one = judged(*case(rng))
+        longest, most = (
+            max(longest, one.seconds),
+            max(most, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
+        )
+        fine = one.verdict in ("refused", "finite")
+        tally[one.verdict if fine else "wrong"] += 1
+        if not fine:
+            wrong.setdefault(one.case, one.verdict)
+    return {**tally, "longest, seconds": round(longest, 2), "most memory, MB": most >> 10, "wrong": wrong}

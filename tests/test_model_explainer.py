@@ -1,6 +1,7 @@
 """A model and its concepts as one object, from any kind of picture to names, tables and pages."""
 
 import csv
+import json
 import sys
 import warnings
 from copy import copy
@@ -193,6 +194,11 @@ def test_a_folder_a_named_model_and_a_probe_are_opened_again_from_what_was_saved
     picture = tmp_path / "photos" / "two" / "0.png"
     assert loaded(picture).prediction(0) == fitted(picture).prediction(0)
     assert loaded.images.names == Folder(tmp_path / "photos").names
+    (tmp_path / "saved" / "gallery.json").write_text(json.dumps({"images": [["nobody.png"]] * len(loaded.gallery)}))
+    with pytest.raises(
+        ValueError, match=r"^'nobody\.png', in the gallery, is no image of the fit; run `pace fit` again"
+    ):
+        pace.load_run(tmp_path / "saved", device="cpu")(picture).report(tmp_path / "page.html")
     picture.write_bytes((tmp_path / "photos" / "two" / "1.png").read_bytes())
     explained = pace.load_run(tmp_path / "saved", device="cpu")(tmp_path / "photos" / "one" / "0.png")
     with pytest.warns(UserWarning, match="only shown in these pictures: the images of .* have changed"):

@@ -267,7 +267,7 @@ class Explanation:
         writer.writeheader()
         for row in rows:
             writer.writerow({name: f"'{value}" if _is_formula(value) else value for name, value in row.items()})
-        write_atomically(Path(path), text.getvalue().encode())
+        write_atomically(Path(path), text.getvalue().encode("utf-8", "replace"))  # names of files may be no text
 
     def images_with(self, concept: int, n: int = 5) -> Array:
         """The images with the largest share of a concept, at most n, largest first: those that show it."""

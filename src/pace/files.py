@@ -35,12 +35,14 @@ class DamagedFile(ValueError):
 
 @contextmanager
 def reading(file: Path, remedy: str) -> Iterator[None]:
-    """Whatever is wrong with the content of `file` becomes a `DamagedFile`; an OSError stays what it is."""
+    """Whatever is wrong with the content of `file` becomes a `DamagedFile`; an error of the system stays what it is."""
     try:
         yield
-    except (DamagedFile, OSError, MemoryError, ImportError):
+    except (DamagedFile, MemoryError, ImportError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and (error.errno or type(error) is not OSError):  # what a decoder raises has none
+            raise
         why = {KeyError: f"{error} is missing", RecursionError: "too deeply nested"}.get(type(error), str(error))
         why = " ".join(why.split())[:200] or type(error).__name__
         raise DamagedFile(f"{file} cannot be used: {why}; {remedy}") from error
@@ -135,8 +137,6 @@ def locked(folder: Path, what: str, wait: float = 0) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # while it is held, so that nobody locks a file that is about to go; Windows does it itself
+        with suppress(OSError):  # while it is held, so that nobody gets it in between; Windows removes it by itself
             (folder / LOCK).unlink()
         lock.release()

@@ -163,6 +163,10 @@ class ModelExplainer:
         if own is None:
             return images
         place = {name: number for number, name in enumerate(own.names)}
+        if unknown := [name for name in names if name not in place]:
+            raise ValueError(
+                f"{unknown[0]!r:.80}, in the gallery, is no image of the fit; run `pace fit` again, in another folder"
+            )
         there, examples = set(images.keys()), own.subset(place[name] for name in names)
         new = [number for number, key in enumerate(examples.keys()) if key not in there]
         return _Joined(images, examples.subset(new)) if new else images

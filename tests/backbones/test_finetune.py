@@ -15,6 +15,7 @@ from pace.backbones import Backbone, finetune, load, load_finetuned
 from pace.backbones.find import describe_tower
 from pace.backbones.finetuning import Finetuned, split_off
 from pace.backbones.training import Augmentation, Trainer, parameter_groups
+from pace.files import DamagedFile, read_tensors, save_tensors
 from pace.images import Color, ImageSet
 
 timm = pytest.importorskip("timm")
@@ -145,6 +146,11 @@ def test_weights_go_into_a_fresh_model_of_the_same_architecture_only(tuned: Tune
         load_finetuned(timm.create_model("test_vit"), tuned.path)
     with pytest.raises(FileNotFoundError, match="no fine-tuned model at"):
         load_finetuned(tiny(), tmp_path / "other.safetensors")
+    tensors, header = read_tensors(tuned.path, dict, "")
+    header["preprocessing"]["mean"] = [0.5, 0.5]
+    save_tensors(tmp_path / "grey.safetensors", tensors, header)
+    with pytest.raises(DamagedFile, match=r"grey\.safetensors cannot be used: expected the mean .* of three colours"):
+        load_finetuned(tiny(), tmp_path / "grey.safetensors")
 
 
 def test_the_checkpoint_is_plain_safetensors_that_says_what_it_is(images: ImageSet, tmp_path: Path) -> None:

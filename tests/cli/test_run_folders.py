@@ -195,6 +195,12 @@ def test_a_damaged_record_does_not_hide_the_other_runs(elsewhere: Path):
     done = invoke("explain", "shop/flat/0.png")
     assert done.code == 0
     assert "left out: runs/deep/run.json cannot be used: too deeply nested" in done.err
+    kept = record(elsewhere / "runs" / "good")
+    (elsewhere / "runs" / "odd" / "run.json").write_text(json.dumps({n: v for n, v in kept.items() if n != "model"}))
+    assert (
+        "odd/run.json cannot be used: 'model' is missing"
+        in invoke("explain", "shop/flat/0.png", "--run", "runs/odd").error
+    )
     listed = invoke("runs", "--json")
     assert [run["run"] for run in listed.document["runs"]][:1] == ["runs/good"]
     assert listed.err.count("left out: ") == 3

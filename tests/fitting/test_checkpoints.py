@@ -140,9 +140,21 @@ def test_a_damaged_checkpoint_is_refused_in_one_line_and_left_alone(tmp_path, mo
             assert set(os.listdir(folder)) == set(content)
             if not file.startswith("own") and (name, file) != ("flipped", "index.json"):
                 assert how_far(folder) is None
-    (good / "index.json").unlink()  # as if none had been completed: begun anew
-    assert how_far(good) is None
-    same_bits(fit(checkpoint=good), whole)
+
+
+def test_without_an_index_nothing_in_the_folder_is_a_checkpoints(tmp_path, whole):
+    """Not even what is called like one's files: they are there only after an index that names them."""
+    folder = tmp_path / "fit"
+    folder.mkdir()
+    for name in ("common-1.safetensors", "own-0-1.safetensors"):
+        (folder / name).write_text("mine")
+        with pytest.raises(ValueError, match=rf"holds {name}, which is not of a checkpoint; choose another folder"):
+            fit(checkpoint=folder)
+        assert (folder / name).read_text() == "mine"
+        (folder / name).unlink()
+    (folder / "index.json.tmp").write_text("{")  # what a kill leaves at the very beginning
+    same_bits(fit(checkpoint=folder), whole)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_checkpoint_of_another_fit_is_refused_in_one_line(tmp_path, monkeypatch, whole):

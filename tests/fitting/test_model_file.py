@@ -135,6 +135,8 @@ def test_tensors_that_are_no_concepts_are_refused_even_with_a_right_checksum(tmp
             "pair_weights",
         ):
             changes.append(torch.full_like(given, -1e30))
+        if name in ("alpha", "offset", "gaussians.means", "label_head", "nest.means", "evidence"):
+            changes.append(given.to(torch.float64 if given.dtype == torch.float32 else torch.float32))
         for change in changes:
             if name in ("concept_weights", "selection.evidence") and change is changes[2]:
                 continue  # may be NaN
@@ -142,7 +144,9 @@ def test_tensors_that_are_no_concepts_are_refused_even_with_a_right_checksum(tmp
             with pytest.raises(DamagedFile, match=r"^[^\n]* cannot be used: [^\n]*$"):
                 PACE.load(path)
     for key, value in (("format", "pace-model-99"), ("covariance", "other"), ("updates_", 3), ("n_steps_", -1),
-                       ("parameters", {"n_concepts": 3, "colour": "red"}), ("prior_strength", "strong")):  # fmt: skip
+                       ("parameters", {"n_concepts": 3, "colour": "red"}),
+                       ("parameters", header["parameters"] | {"seed": -1}),
+                       ("parameters", header["parameters"] | {"dtype": 0}), ("prior_strength", "strong")):  # fmt: skip
         save_tensors(path, tensors, header | {key: value})
         with pytest.raises(DamagedFile):
             PACE.load(path)

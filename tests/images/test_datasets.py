@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from pace.files import DamagedFile
 from pace.images import CUB, Cars, Flower, open_images
 
 
@@ -138,7 +139,17 @@ def test_an_image_without_label_or_part_is_an_error(cub_root):
         CUB(cub_root)
 
 
+@pytest.mark.parametrize(
+    "name", ["images", "train_test_split", "bounding_boxes", "classes", "parts/parts", "parts/part_locs"]
+)
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"1", b"x y\n", b"1 1 \0 1e999 9\n"])
+def test_a_damaged_table_is_refused_in_one_line_that_names_it_or_its_dataset(cub_root, name, content):
+    (cub_root / f"{name}.txt").write_bytes(content)
+    with pytest.raises((DamagedFile, FileNotFoundError), match=r"^[^\n]*CUB_200_2011[^\n]*$"):
+        CUB(cub_root)
+
+
 def test_a_damaged_split_file_is_an_error(flower_root):
     (flower_root / "setid.mat").write_bytes(b"x" * 500)
-    with pytest.raises(ValueError, match=r"setid\.mat cannot be read as a MATLAB file"):
+    with pytest.raises(ValueError, match=r"setid\.mat cannot be used: Unknown mat file.*; get the dataset again"):
         Flower(flower_root)

@@ -76,6 +76,7 @@ def test_seeds_and_names_and_numbers_differ():
     whole = perturb(images, names)
     torch.testing.assert_close(perturb(images[2:], names[2:]), whole[2:], atol=1e-6, rtol=0)
     assert not torch.allclose(whole, perturb(images, [0, 1, 2]))
+    assert perturb(images, ["\udcff.png", "\udcfe.png", "é.png"]).isfinite().all()  # names of files need not be text
 
 
 def test_parameters_are_fixed_for_good():

@@ -231,6 +231,8 @@ def test_scores_survive_json_and_their_intervals_hold_them(judged):
     for scores in judged.values():
         text = json.dumps(scores.as_dict(), allow_nan=False)
         assert Scores.from_dict(json.loads(text)).as_dict() == scores.as_dict()
+        with pytest.raises(ValueError, match="verdict: expected str"):
+            Scores.from_dict(json.loads(text) | {"verdict": {}})
         for name, score in scores.items():
             if name in ("n_concepts", "levels", "live_concepts"):
                 assert (score.low, score.high) == (None, None)

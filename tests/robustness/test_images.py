@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import warnings
@@ -74,9 +75,12 @@ def test_a_large_picture_is_reduced_to_what_it_looks_like(tmp_path, monkeypatch,
     assert (small - torch.nn.functional.avg_pool2d(whole, 4)).abs().max() <= 2
 
 
-def test_large_pictures_are_decoded_one_at_a_time(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("room", "at_once"), [(100, 1), (2 * 1200, 2)])
+def test_threads_share_the_room_for_pixels_and_what_has_none_waits_until_it_is_alone(
+    tmp_path, monkeypatch, room, at_once
+):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    monkeypatch.setattr(decoding, "_PLENTY", 100)
+    monkeypatch.setattr(decoding, "_room", decoding._Room(room))
     running, most, to_rgb, met = [0], [0], decoding._to_rgb, threading.Event()
 
     def counted(image):
@@ -92,7 +96,18 @@ def test_large_pictures_are_decoded_one_at_a_time(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1]
+    assert most == [at_once]
+    assert decoding._room._free == room
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
+def test_a_process_forked_while_others_decode_can_decode_too(tmp_path, monkeypatch):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    with decoding._room.taken(10**12):
+        child = os.fork()
+        if child == 0:
+            os._exit(decode(tmp_path / "a.png").shape != (3, 30, 40))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_a_folder_leaves_out_is_counted_and_named(tmp_path, monkeypatch):

@@ -175,6 +175,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         history = [Epoch(*epoch) for epoch in metadata["history"]]
         if not history or not metadata["class_names"]:
             raise ValueError("it has no epochs or no classes")
+        if any(len(metadata["preprocessing"][name]) != 3 for name in ("mean", "std")):
+            raise ValueError("expected the mean and the deviation of three colours")
         return tensors, metadata | {"history": history}
 
 

@@ -27,8 +27,8 @@ def write_results(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results.as_dict(), indent=1, default=str, allow_nan=False)
     write_atomically(folder / "results.json", text.encode())
-    write_atomically(folder / "results.csv", as_csv(results).encode())
-    write_atomically(folder / "results.md", as_page(results).encode())
+    write_atomically(folder / "results.csv", as_csv(results).encode("utf-8", "replace"))
+    write_atomically(folder / "results.md", as_page(results).encode("utf-8", "replace"))
 
 
 def all_tables(results: Results) -> list[Table]:

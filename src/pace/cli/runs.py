@@ -133,9 +133,10 @@ def read_record(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = read_json(file, _PATTERN, _REMEDY)
     with reading(file, _REMEDY):
         datetime.fromisoformat(record["started"])
-        if "images" in record:
+        observed = record["command"] in ("fit", "extract")
+        if "images" in record or observed:
             expect(record["images"], _IMAGES, "images")
-        if "model" in record and record["command"] in ("fit", "extract"):  # known once the images were observed
+        if observed and ("model" in record or record["results"]):  # known once the images were observed
             expect(record["model"], _MODEL, "model")
     return record
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from pace.fitting.parameters import PARAMETERS, memory_in_bytes
 from pace.model.refining import Refinement
 from pace.model.settings import SMALLEST_ALPHA, Settings
 from pace.observations import Observations
+from pace.terminal import one_line
 
 if TYPE_CHECKING:
     from pace.explainer import PACE
@@ -53,7 +54,7 @@ def check_arguments(model: PACE) -> None:
         raise ValueError(f"alpha: expected one positive number or {model.n_concepts} of them; found {model.alpha!r}")
     if model.prune and model.prune != "auto" and not finds_number and not _can_prune(model):
         raise ValueError("prune: needs updates='exact' and alpha='learn'")
-    _dtype(model)
+    dtype_of(model)
     _given_device(model)
 
 
@@ -64,7 +65,7 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
     device = _device(model, observations)
     return Settings(
         device=device,
-        dtype=_dtype(model),
+        dtype=dtype_of(model),
         updates=model.updates,  # type: ignore[arg-type]
         memory=_memory(model, device),
         learn_alpha=isinstance(model.alpha, str),
@@ -72,11 +73,11 @@ def settings_of(model: PACE, observations: Observations) -> Settings:
     )
 
 
-def _dtype(model: PACE) -> torch.dtype:
+def dtype_of(model: PACE) -> torch.dtype:
     dtype = getattr(torch, model.dtype, None) if isinstance(model.dtype, str) else model.dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: expected {PARAMETERS['dtype'].expected}; found {model.dtype!r}")
-    return cast(torch.dtype, dtype)
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):  # an array has no truth
+        raise ValueError(f"dtype: expected {PARAMETERS['dtype'].expected}; found {one_line(repr(model.dtype))}")
+    return dtype
 
 
 def _given_device(model: PACE) -> torch.device | None:

@@ -1,18 +1,18 @@
 """Checkpoints of a fit: a folder that always holds one complete set of files, whenever the power fails.
 
-``index.json`` says what the set is of, and its number, which is in the names of its files. The files of the next set are
-written beside the old ones; then the index is replaced, which happens whole or not at all; then the old files are removed.
-Nothing else in the folder is touched.
+``index.json`` says what the set is of, and its number, which is in the names of its files; it is there before they are. The
+files of the next set are written beside the old ones; then the index is replaced, which happens whole or not at all; then the
+old files are removed. Nothing else in the folder is touched.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
 import warnings
 import zlib
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +29,6 @@ from pace.observations import Lazy, Observations
 FORMAT = "pace-checkpoint-5"
 _INDEX = "index.json"
 _PATTERN = {"format": FORMAT, "about": dict, "processes": int, "number": int, "removed": bool}
-_FILES = re.compile(
-    rf"((index\.json|(common|own-\d+)-\d+\.safetensors)(\.tmp)?)|{LOCK}"
-)  # .tmp: of an interrupted write
 _REMEDY = "remove the folder to begin anew"
 _COMPARED = 32  # images that stand for all when data are compared
 _Facts = dict[str, Any]
@@ -104,8 +101,8 @@ class Checkpoint:
         index_file = self._folder / _INDEX
         present = self._team.gathered(index_file.is_file())
         if not any(present):
-            foreign = [p.name for p in self._folder.glob("*") if not _FILES.fullmatch(p.name)]
-            if foreign:
+            begun = {LOCK, temporary_of(index_file).name}  # what a kill leaves before there is an index
+            if foreign := [file.name for file in self._folder.glob("*") if file.name not in begun]:
                 raise ValueError(
                     f"{self._folder} holds {foreign[0]}, which is not of a checkpoint; choose another folder"
                 )
@@ -148,19 +145,14 @@ class Checkpoint:
         Where it cannot be written, as on a full disk, the fit goes on with the set before this one, and a warning.
         """
         before, self._number = self._number, self._number + 1
-        problem: OSError | None = None
-        try:
-            self._put(f"own-{self._team.rank}", own)
-        except OSError as error:
-            problem = error
-        if not any(self._team.gathered(problem is not None)) and self._team.rank == 0:  # all are on the disk now
-            index = {"format": FORMAT, "about": self._about, "processes": self._team.size, "number": self._number}
+        problem, failed = None, False
+        for step in (self._begin, partial(self._put, f"own-{self._team.rank}", own), partial(self._end, common)):
             try:
-                self._put("common", common)
-                write_atomically(self._folder / _INDEX, json.dumps(index | {"removed": False}).encode())
+                step()
             except OSError as error:
                 problem = error
-        failed = any(self._team.gathered(problem is not None))
+            if failed := any(self._team.gathered(problem is not None)):
+                break
         if self._team.rank == 0:
             _discard(self._folder, self._number if failed else before, self._team.size)
         if failed:
@@ -169,6 +161,21 @@ class Checkpoint:
             why = f"{problem.filename}: {problem.strerror}"
             warnings.warn(f"{why}; the fit goes on, and this is not kept if it is stopped", UserWarning, stacklevel=5)
         self._last = time.monotonic()
+
+    def _begin(self) -> None:
+        """An index without a set, for files that are not there yet."""
+        if self._team.rank == 0 and self._number == 1:
+            self._list(0, removed=True)
+
+    def _end(self, common: dict[str, Tensor]) -> None:
+        """All processes have written what is their own."""
+        if self._team.rank == 0:
+            self._put("common", common)
+            self._list(self._number, removed=False)
+
+    def _list(self, number: int, removed: bool) -> None:
+        index = {"format": FORMAT, "about": self._about, "processes": self._team.size, "number": number}
+        write_atomically(self._folder / _INDEX, json.dumps(index | {"removed": removed}).encode())
 
     def _put(self, name: str, tensors: dict[str, Tensor]) -> None:
         save_tensors(_file_in(self._folder, name, self._number), tensors, {})

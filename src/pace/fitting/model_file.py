@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pace import __version__
 from pace.files import read_tensors, reading, save_tensors
-from pace.fitting.arguments import plain_parameters
+from pace.fitting.arguments import dtype_of, plain_parameters
+from pace.fitting.parameters import PARAMETERS
 from pace.model.concepts import Concepts, under
 from pace.model.gaussians import Prior
 from pace.model.objective import Bound
@@ -24,6 +25,8 @@ FORMAT = "pace-model-5"
 _HEADER = {"updates_": str, "n_steps_": int, "prefix_tokens_": int, "origin_": dict | None, "converged_": bool,
            "interrupted_": bool}  # fmt: skip
 _PATTERN = {"format": FORMAT, "parameters": dict, "covariance": str, "prior_strength": float | int, **_HEADER}
+_WORKING = ("gaussians.", "offset", "nest.parts.", "nest.means", "nest.to_")  # of the precision that a fit works with
+_EXACT = ("alpha", "label_head", "pair_weights", "nest.kind_shares", "share_prior", "evidence", "concept_weights")
 _REMEDY = "make it again with PACE.save, or `pace fit` in another folder"
 
 
@@ -72,6 +75,10 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     finite = (t for name, t in tensors.items() if name not in ("concept_weights", "selection.evidence"))
     if not all(bool(torch.isfinite(tensor).all()) for tensor in finite):
         raise ValueError("a number in it is not finite")
+    working = tensors["gaussians.means"].dtype
+    for names, dtype in ((_WORKING, working), (_EXACT, torch.float64)):
+        if wrong := [name for name, tensor in tensors.items() if name.startswith(names) and tensor.dtype != dtype]:
+            raise ValueError(f"{wrong[0]}: expected {dtype}; found {tensors[wrong[0]].dtype}")
     concepts = Concepts.from_tensors(header["covariance"], tensors)
     nest, d = concepts.nest, len(concepts.offset)
     size = d if nest is None else nest.to_parts.shape[1] + nest.to_kinds.shape[1]
@@ -94,6 +101,9 @@ def _restored(kind: type[PACE], header: dict[str, Any], tensors: dict[str, Tenso
     if not bool((tensors["share_prior"] > 0).all()) or tensors.get("neighbours", torch.ones(1, 1)).ndim != 2:
         raise ValueError("what its intervals are made of is out of range")
     model = kind(**header["parameters"])
+    for name, parameter in PARAMETERS.items():
+        parameter.check(getattr(model, name))
+    dtype_of(model)
     if header["updates_"] not in ("exact", "paper") or min(header["n_steps_"], header["prefix_tokens_"]) < 0:
         raise ValueError("a value in its header is out of range")
     for name in _HEADER:

@@ -15,6 +15,7 @@ from pace.fitting.arguments import RANK, alpha_of, parts_of, prior_strength_of, 
 from pace.fitting.loop import Course, predicts
 from pace.model.concepts import Concepts, bound_of, update
 from pace.model.gaussians import Prior
+from pace.model.gaussians.family import NOT_POSITIVE
 from pace.model.learning import Memory, expect_all
 from pace.model.parting import LEAST_KIND_EFFECT, nested_start
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
@@ -62,7 +63,7 @@ def find_start(
     else:
         clusters = [cluster(sample, n_concepts, int(rng.integers(2**31))) for _ in range(model.n_init)]
     tightest = min(clusters, key=lambda found: found[1])[0]
-    prior = Prior(within_covariance(sample, tightest), prior_strength_of(model, observations, settings))
+    prior = _prior(model, observations, sample, tightest, settings)
     alpha = alpha_of(model, n_concepts, observations, settings)
     if selection is not None:  # the others are in no image
         alpha[selection.n_concepts :] = settings.smallest_alpha
@@ -158,10 +159,17 @@ def _suffice(model: PACE, means: Tensor, observations: Observations, settings: S
     """Whether concepts that start there predict ŷ."""
     sample = draw_sample(observations, len(means), settings, np.random.default_rng(model.seed))
     means = means.to(settings.device) - sample.offset
-    prior = Prior(within_covariance(sample, means), prior_strength_of(model, observations, settings))
+    prior = _prior(model, observations, sample, means, settings)
     alpha = alpha_of(model, len(means), observations, settings)
     concepts = place(means, sample, prior, alpha, observations.n_classes, model.covariance, RANK)
     return predicts(observations, concepts, settings)
+
+
+def _prior(model: PACE, observations: Observations, sample: Sample, means: Tensor, settings: Settings) -> Prior:
+    covariance = within_covariance(sample, means)
+    if not float(covariance.diagonal().min()) >= torch.finfo(settings.dtype).tiny:
+        raise ValueError(NOT_POSITIVE)
+    return Prior(covariance, prior_strength_of(model, observations, settings))
 
 
 def _filled_up(means: Tensor, n_concepts: int, sample: Sample, prior: Prior) -> Tensor:

@@ -22,6 +22,7 @@ from pace.naming import class_titles
 from pace.terminal import one_line, visible
 
 StrPath = str | PathLike[str]
+_REMEDY = "get the dataset again"
 Listing = tuple[list[str], NDArray[np.int64], list[str] | None]  # names, labels and class names
 
 
@@ -37,7 +38,9 @@ class Published(ImageFiles):
         base = Path(data_root).expanduser()
         inside = base / self.layout.split("/")[0]
         self._root = inside if inside.is_dir() else base
-        super().__init__(self._root / self.subfolder, *self._list(split), on_error=on_error)
+        with reading(self._root, _REMEDY):  # whatever its lists may hold
+            listing = self._list(split)
+            super().__init__(self._root / self.subfolder, *listing, on_error=on_error)
 
     @abstractmethod
     def _list(self, split: str) -> Listing: ...
@@ -120,14 +123,17 @@ class CUB(Published):
 
     def _table(self, name: str) -> dict[int, str]:
         """Lines of ``id value`` by id, in order."""
-        lines = self._file(name).read_text(encoding="utf-8").splitlines()
-        rows = [line.split(maxsplit=1) for line in lines if line.strip()]
-        return dict(sorted((int(number), value.strip()) for number, value in rows))
+        file = self._file(name)
+        with reading(file, _REMEDY):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            rows = [line.split(maxsplit=1) for line in lines if line.strip()]
+            return dict(sorted((int(number), value.strip()) for number, value in rows))
 
     def _part_places(self, images: int, parts: int) -> NDArray[np.float32]:
         """Lines of ``image part x y visible`` as (images, parts, 3)."""
         path = self._file("parts/part_locs.txt")
-        lines = np.loadtxt(path, ndmin=2)
+        with reading(path, _REMEDY):
+            lines = np.loadtxt(path, ndmin=2)
         if lines.shape != (images * parts, 5):
             raise ValueError(f"{path}: expected 5 columns and a line for each part of each image; found {lines.shape}")
         lines = lines[np.lexsort((lines[:, 1], lines[:, 0]))]
@@ -205,10 +211,10 @@ def open_images(
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"images: expected a dataset's name or a folder; found {type(source).__name__}")
     path = Path(source).expanduser()
-    if not os.path.isdir(path):  # false, too, for names that no file can have
+    if not os.fspath(source) or not os.path.isdir(path):  # false, too, for names that no file can have
         what = f"no such file or folder, and not one of {', '.join([*GENERATED, *DATASETS])}"
         what = "is a file; expected a folder" if os.path.isfile(path) else what
-        raise FileNotFoundError(f"{one_line(str(path))}: {what}")
+        raise FileNotFoundError(f"{one_line(str(path) if os.fspath(source) else repr(source))}: {what}")
     subfolders = _subfolders(path)
     if subfolders and _SPLIT_FOLDERS.issuperset(subfolders):
         if split not in subfolders:
@@ -243,7 +249,5 @@ def _read_mat(path: Path, key: str) -> NDArray[Any]:
     """One variable of a MATLAB file, as a list; structs become objects with attributes."""
     from scipy.io import loadmat
 
-    try:
+    with reading(path, _REMEDY):  # which raises nearly anything on damaged files
         return np.atleast_1d(loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=[key])[key])
-    except Exception as error:  # the reader raises nearly anything on damaged files
-        raise ValueError(f"{path} cannot be read as a MATLAB file: {error!r}") from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import ceil, sqrt
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -33,11 +34,31 @@ _FORMATS = {  # with their usual endings; no other decoder sees an untrusted fil
 _ORIENTATION = 0x0112  # in EXIF data
 _PLENTY = 25_000_000  # pixels; a larger picture is reduced by a whole number, since no model sees so many
 
-_one_large = Lock()  # memory is needed for one large picture at a time, however many threads decode
-if hasattr(os, "register_at_fork"):  # else a process forked meanwhile would wait for ever
-    os.register_at_fork(
-        before=_one_large.acquire, after_in_parent=_one_large.release, after_in_child=_one_large.release
-    )
+
+class _Room:
+    """How many pixels all threads together may decode at a time; a larger picture waits until it is alone."""
+
+    def __init__(self, pixels: int) -> None:
+        self._all = self._free = pixels
+        self._freed = Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        pixels = min(pixels, self._all)
+        with self._freed:
+            self._freed.wait_for(lambda: pixels <= self._free)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._free += pixels
+                self._freed.notify_all()
+
+
+_room = _Room(100_000_000)  # eight photos of a telephone
+if hasattr(os, "register_at_fork"):  # what other threads had taken is free in a new process
+    os.register_at_fork(after_in_child=lambda: _room.__init__(_room._all))  # type: ignore[misc]
 
 
 class UnreadableImageError(ValueError):
@@ -92,8 +113,8 @@ def decode(file: Path | BinaryIO) -> Tensor:
     """
 
     try:
-        with open_image(file) as image, _one_large if (excess := _excess(image)) > 1 else nullcontext():
-            if excess > 1:
+        with open_image(file) as image, _room.taken(image.width * image.height):
+            if (excess := _excess(image)) > 1:
                 image.draft(None, (image.width // excess, image.height // excess))  # only JPEGs can
             image.load()
             return upright(image)
@@ -110,8 +131,9 @@ def upright(image: Image) -> Tensor:
 
     rgb = _to_rgb(image)
     with suppress(Exception):  # damaged metadata of any kind; the picture itself is fine
-        rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
-        rgb = ImageOps.exif_transpose(rgb)
+        if (turned := image.getexif().get(_ORIENTATION, 1)) != 1:
+            rgb.getexif()[_ORIENTATION] = turned
+            rgb = ImageOps.exif_transpose(rgb)
     # Channels stay last in memory: that is how they were decoded, and resizing is fastest that way.
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pace.images.decoding import UnreadableImageError, decode
-from pace.terminal import visible
+from pace.terminal import one_line
 
 OnError = Literal["raise", "skip"]
 
@@ -105,7 +105,7 @@ class ImageFiles(ImageSet):
             raise ValueError(f'on_error: expected "raise" or "skip"; found {on_error!r}')
         super().__init__(names, labels, class_names)
         self.folder = folder
-        if missing := [name for name in self.names if not self.path(name).is_file()]:
+        if missing := [name for name in self.names if not os.path.isfile(self.path(name))]:  # false for any nonsense
             found = f"{len(missing)} of {len(self)} listed images are missing in {folder}: {_some(missing)}"
             raise FileNotFoundError(f"{found}; expected {self.layout}")
         if on_error == "skip":
@@ -155,4 +155,4 @@ def short_hash(parts: Iterable[object]) -> str:
 
 def _some(items: Sequence[str]) -> str:
     more = len(items) - _SHOWN
-    return visible(", ".join(items[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+    return one_line(", ".join(items[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -158,7 +158,7 @@ class ByName:
 
 def _key(item: object) -> int:
     if isinstance(item, str):
-        return int.from_bytes(hashlib.blake2b(item.encode(), digest_size=8).digest(), "big")
+        return int.from_bytes(hashlib.blake2b(item.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
     if isinstance(item, (int, np.integer)) and item >= 0:
         return int(item)
     raise ValueError(f"indices: expected whole numbers from 0 or names; found {item!r}")

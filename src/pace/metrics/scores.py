@@ -55,7 +55,7 @@ class Score:
 _NUMBER = float | int | None
 _SCORE = {"name": str, "title": str, "value": float | int, "low": _NUMBER, "high": _NUMBER, "better": str | None,
           "range": [_NUMBER], "meaning": str}  # fmt: skip
-_PATTERN = {"scores": {str: _SCORE}, "warnings": [str]}
+_PATTERN = {"scores": {str: _SCORE}, "warnings": [str], "verdict": str}
 
 
 class Scores(dict[str, Score]):
@@ -82,7 +82,7 @@ class Scores(dict[str, Score]):
     def from_dict(cls, values: Mapping[str, Any]) -> Scores:
         """The inverse of `as_dict`, also after a round trip through JSON. Other content is a ValueError."""
         expect(values, _PATTERN, "the scores")
-        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"], values.get("verdict", ""))
+        return cls(map(Score.from_dict, values["scores"].values()), values["warnings"], values["verdict"])
 
 
 def _short(value: float) -> str:

@@ -12,7 +12,6 @@ whose logarithms are taken later into zeros.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -314,14 +313,8 @@ class StoreWriter:
         images = sum(len(part["attention"]) for part in waiting)
         shard = Shard(self._start, images, len(content), zlib.crc32(content))
         index = replace(self._index, shards=tuple(sorted([*self._index.shards, shard], key=lambda shard: shard.start)))
-        try:
-            write_atomically(self.path / shard.file, content)
-            index.write(self.path)
-        except OSError as error:
-            done = sum(shard.images for shard in self._index.shards)
-            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-            stays = f"the {done} images finished before stay, and the same call goes on from there"
-            raise OSError(error.errno, f"cannot write: {why}; {stays}", str(self.path / shard.file)) from error
+        write_atomically(self.path / shard.file, content)
+        index.write(self.path)
         self._index = index
 
 
