@@ -194,7 +194,7 @@ def _as_array(field: str, value: ArrayLike) -> ArrayLike:
             kind = "a meta tensor, which has no values" if value.is_meta else f"{value.layout} of {value.dtype}"
             raise ValueError(f"{expected} {kind}")
         return value.detach()
-    if not all(hasattr(value, name) for name in ("shape", "__getitem__", "__array__")):  # sparse matrices lack the last
+    if not (hasattr(value, "shape") and hasattr(value, "__getitem__")) or hasattr(value, "tocsr"):  # or sparse
         try:
             value = np.asarray(value)
         except (ValueError, TypeError):

@@ -97,8 +97,7 @@ def test_with_one_kind_for_every_part_it_is_the_papers_model():
     alpha, zero = torch.full((k,), 0.3, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64)
     heads = torch.zeros(k, KINDS, dtype=torch.float64), one
     plain = Concepts(flat, zero, alpha, *heads)
-    patches = torch.tensor(float(seen.n_tokens), dtype=torch.float64)
-    nested = replace(plain, nest=Nest(torch.arange(k), flat, whole, whole, one, flat.means, patches))
+    nested = replace(plain, nest=Nest(torch.arange(k), flat, whole, whole, one, flat.means))
     # The model of parts sees patches beside their image, so the flat one is shown the same.
     share = batch.attention / batch.attention.sum(1, keepdim=True)
     beside = batch._replace(embeddings=batch.embeddings - torch.einsum("mj,mjd->md", share, batch.embeddings)[:, None])

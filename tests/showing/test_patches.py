@@ -62,7 +62,7 @@ def test_a_batch_is_what_the_model_saw_already():
         (np.zeros((2, 3, 8, 8), np.uint8), "images: expected a tensor"),
         ("color", "found str"),
         ([np.full((8, 8, 3), 2.0)], r"floats in \[0, 1\]; found torch.float64, 2 to 2"),
-        ([np.zeros((8, 8), np.uint8)], "height, width, 3"),
+        ([np.zeros((8, 8, 4), np.uint8)], "height, width, 3"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_with_a_reason(images, message):

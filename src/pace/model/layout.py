@@ -15,14 +15,13 @@ _GAUSSIANS = {
     "diag": {"means": "Kv", "variances": "Kv"},
     "low_rank": {"means": "Kv", "variances": "Kv", "factors": "Kvr"},
 }
-_NEST = {"part_of": "K", "to_parts": "du", "to_kinds": "dv", "kind_shares": "K", "means": "Kd", "patches": ""}
+_NEST = {"part_of": "K", "to_parts": "du", "to_kinds": "dv", "kind_shares": "K", "means": "Kd"}
 _RANGES = {
     "alpha": (1e-300, 1e30),
     "variances": (1e-300, 1e300),
     "label_head": (-1, 1),
     "pair_weights": (0, 1),
     "kind_shares": (1e-300, 1.000001),
-    "patches": (1e-300, 1e30),
 }
 
 

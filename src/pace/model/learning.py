@@ -142,9 +142,7 @@ def expect_batch(
         phi_bar, held = posterior.phi_bar, posterior.counts
     else:
         posterior, psi = _expect_nested(batches, concepts, concepts.nest, settings, start, total)
-        counts = posterior.counts[:, concepts.nest.part_of] * psi
-        phi_bar = counts / counts.sum(1, keepdim=True)
-        held = phi_bar * batches[0].attention.shape[1]
+        phi_bar, held = (some[:, concepts.nest.part_of] * psi for some in (posterior.phi_bar, posterior.counts))
     total.images += images
     total.views += len(posterior.gamma)
     total.bound[0] += posterior.bound.sum()
@@ -209,7 +207,7 @@ def infer_parts(
     x: Tensor, attention: Tensor, concepts: Concepts, nest: Nest, settings: Settings, start: Left | None = None
 ) -> tuple[Posterior, Weights, Tensor]:
     """φ and γ of parts from x = e - offset, what the tokens count, and their features u (B J, r)."""
-    weights = nest.weights(attention)
+    weights = Weights.of(attention, settings.updates)
     u = nest.features(x, attention).flatten(0, 1)
     distances = nest.parts.mahalanobis(u, relative=True).view(*attention.shape, len(nest))
     likelihood = weights.log_likelihood(distances, nest.parts.log_det, u.shape[1])

@@ -1,6 +1,6 @@
 """Parts and kinds: an image is a mixture of parts, and in an image every part has one kind. A concept is a kind of a part.
 
-B images · J tokens · P parts · K concepts, those with part_of = p are the kinds of part p · w (B, J) = n a
+B images · J tokens · P parts · K concepts, those with part_of = p are the kinds of part p · w (B, J) = J a
 
     u_mj = (e_mj - Σ_i a_mi e_mi) A_u            what tells parts: a patch beside the others of its image
     v_mp = Σ_j r_mpj (e_mj - offset) A_v         what tells kinds: the mean of a part, r_mpj = w_mj φ_mjp / Σ_i w_mi φ_mip
@@ -10,10 +10,9 @@ B images · J tokens · P parts · K concepts, those with part_of = p are the ki
 
     φ_mjp ∝ exp[E log θ_mp + log N(u_mj | m_p, Σ_u)]   γ_mp = α_p + Σ_j w_mj φ_mjp   ψ_mk ∝ π_k N(v_mp | μ_k, τ I)
 
-An image counts as n patches, as many as attention is spread over in the average image (Kish's 1 / Σ a²), not as all J: what it
-looks at in a few of them does not say for sure what the mixture is. However many patches a part has, its mean counts as one
-observation: patches of one image repeat each other. No kind pulls on a part, so each level climbs a bound of its own: parts
-theirs, kinds theirs for the parts as they are. With one kind a part and n = J this is the paper's model.
+However many patches a part has, its mean counts as one observation: patches of one image repeat each other. No kind pulls on
+a part, so each level climbs a bound of its own: parts theirs, kinds theirs for the parts as they are. With one kind a part
+this is the paper's model.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from pace.model.gaussians import Gaussians, Prior, Sums
 from pace.model.gaussians.family import weighted_sums
-from pace.model.inference import Posterior, Weights
+from pace.model.inference import Posterior
 
 _KIND_PRIOR = 0.5  # images that every kind starts with
 _FIRM = 1e9  # weight of the kinds' covariance τ I: a few images a kind tell no other
@@ -44,7 +43,6 @@ class Nest:
     to_kinds: Tensor  # A_v (d, q)
     kind_shares: Tensor  # π (K,) float64
     means: Tensor  # (K, d) mean embedding of each concept's patches, less the offset
-    patches: Tensor  # n, float64
 
     def __len__(self) -> int:
         return len(self.parts.means)
@@ -54,11 +52,6 @@ class Nest:
         share = attention / attention.sum(1, keepdim=True)
         u = x @ self.to_parts
         return u - torch.bmm(share[:, None], u)
-
-    def weights(self, attention: Tensor) -> Weights:
-        """What the tokens of images count."""
-        count = attention / attention.sum(1, keepdim=True) * float(self.patches)
-        return Weights(count, count, None)
 
     def of_parts(self, values: Tensor) -> Tensor:
         """Sums (…, P) over the kinds of each part."""
@@ -115,12 +108,12 @@ class Nest:
         return cls(parts=family.from_tensors(parts), **{name: tensors[name] for name in _OWN})
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Nest:
-        exact = ("part_of", "kind_shares", "patches")
+        exact = ("part_of", "kind_shares")
         moved = {name: t.to(device) if name in exact else t.to(device, dtype) for name, t in self.tensors().items()}
         return Nest.from_tensors(type(self.parts), moved)
 
 
-_OWN = ("part_of", "to_parts", "to_kinds", "kind_shares", "means", "patches")
+_OWN = ("part_of", "to_parts", "to_kinds", "kind_shares", "means")
 
 
 class Kinds(NamedTuple):
@@ -140,7 +133,7 @@ def infer_kinds(found: Posterior, x: Tensor, count: Tensor, nest: Nest, kinds: G
     mean = torch.bmm(held.mT, x) / size.clamp_min(torch.finfo(size.dtype).tiny)[:, :, None]
     features = mean @ nest.to_kinds
     likelihood = log_likelihood(features, nest, kinds) + nest.kind_shares.log()
-    psi, share = nest.choose(likelihood), size / size.sum(1, keepdim=True)
+    psi, share = nest.choose(likelihood), size / x.shape[1]
     bound = share[:, nest.part_of] * (psi * likelihood + torch.special.entr(psi))
     return Kinds(psi, share, mean, features, bound.sum(1))
 

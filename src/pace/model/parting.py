@@ -43,7 +43,6 @@ class Moments(NamedTuple):
     total: Tensor
     view: Tensor  # half of that of the difference between two views of one place
     offset: Tensor  # (d,) mean embedding
-    patches: float  # that attention is spread over, in the average image
 
 
 def nested_start(
@@ -67,11 +66,11 @@ def nested_start(
     views = [view[rows] for view in (observations, perturbed) if view is not None]
     moments = _moments(views[0], views[1] if len(views) == 2 else None, settings)
     to_parts = _telling(moments.within, moments.view, _TELL_PARTS, _PARTS_FLOOR).to(settings.dtype)
-    u, count = _part_features(views[0], to_parts, moments.patches, settings)
+    u, count = _part_features(views[0], to_parts, settings)
     parts, alpha, parts_prior = _learn_parts(u, count, n_parts, alpha, family, rank, settings, rng)
 
     offset = moments.offset.to(settings.dtype)
-    pooled = [_pool(view, parts, alpha, to_parts, moments, settings) for view in views]
+    pooled = [_pool(view, parts, alpha, to_parts, offset, settings) for view in views]
     size, means = pooled[0]  # (M, P), (M, P, d)
     weight = size / size.sum()
     middle = (means * weight[:, :, None]).sum(0) / weight.sum(0)[:, None].clamp_min(1e-30)
@@ -95,7 +94,6 @@ def nested_start(
         to_kinds=to_kinds,
         kind_shares=1 / sizes[part_of],
         means=means.new_zeros(n_concepts, observations.dim),
-        patches=torch.tensor(moments.patches, dtype=torch.float64, device=settings.device),
     )
     concepts = Concepts(
         gaussians=FAMILIES[family].seed(kind_means.contiguous(), kinds_prior, rank),
@@ -108,28 +106,28 @@ def nested_start(
     return concepts, torch.block_diag(parts_prior, kinds_prior)  # type: ignore[no-untyped-call]
 
 
-def _part_features(view: Observations, to_parts: Tensor, patches: float, settings: Settings) -> tuple[Tensor, Tensor]:
+def _part_features(view: Observations, to_parts: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     """u (M, J, r) and what the tokens count (M, J)."""
     features, counts = [], []
     for _, batch in view.batches(32, settings.device, settings.dtype):
         share = batch.attention / batch.attention.sum(1, keepdim=True)
         features.append((batch.embeddings - torch.bmm(share[:, None], batch.embeddings)) @ to_parts)
-        counts.append(share * patches)
+        counts.append(Weights.of(batch.attention, "exact").count)
     return torch.cat(features), torch.cat(counts)
 
 
 def _pool(
-    view: Observations, parts: Gaussians, alpha: Tensor, to_parts: Tensor, moments: Moments, settings: Settings
+    view: Observations, parts: Gaussians, alpha: Tensor, to_parts: Tensor, offset: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor]:
     """How many patches an image has of every part (M, P), and their mean embedding (M, P, d)."""
-    u, count = _part_features(view, to_parts, moments.patches, settings)
-    both = Weights(count, count, None)
+    u, count = _part_features(view, to_parts, settings)
+    both = Weights.of(count, "exact")
     distances = parts.mahalanobis(u.flatten(0, 1)).view(*count.shape, -1)
     start = u.new_full((len(u), len(alpha)), u.shape[1] / len(alpha), dtype=torch.float64)
     evidence = both.log_likelihood(distances, parts.log_det, u.shape[2])
     phi = infer(evidence, both, alpha, (start, start / u.shape[1])).phi
     held = phi * count[:, :, None]
-    size, sums, offset = held.sum(1), [], moments.offset.to(settings.dtype)
+    size, sums = held.sum(1), []
     for rows, batch in view.batches(32, settings.device, settings.dtype):
         sums.append(torch.bmm(held[rows].mT, batch.embeddings - offset))
     return size, torch.cat(sums) / size[:, :, None].clamp_min(1e-9)
@@ -138,14 +136,12 @@ def _pool(
 def _moments(seen: Observations, pair: Observations | None, settings: Settings) -> Moments:
     dim, prefix = seen.dim, seen.prefix_tokens
     within, second, view = (torch.zeros(dim, dim, dtype=torch.float64, device=settings.device) for _ in range(3))
-    first, spread = torch.zeros(dim, dtype=torch.float64, device=settings.device), 0.0
-    compared = 0.0
+    first, compared = torch.zeros(dim, dtype=torch.float64, device=settings.device), 0.0
     matches = None
     if pair is not None and pair.crops is not None and seen.grid is not None:
         matches = matching_patches(pair.crops[:], seen.grid)
     for rows, batch in seen.batches(32, settings.device, settings.dtype):
         share = batch.attention / batch.attention.sum(1, keepdim=True)
-        spread += float((1 / share.square().sum(1)).sum())
         centre = torch.bmm(share[:, None], batch.embeddings)
         first += centre.sum((0, 1)).double()
         within += _outer(batch.embeddings - centre, share)
@@ -165,8 +161,7 @@ def _moments(seen: Observations, pair: Observations | None, settings: Settings) 
             compared += float(weight.sum())
     mean = first / len(seen)
     total = second / len(seen) - mean[:, None] * mean
-    moved = view / compared if compared else torch.zeros_like(view)
-    return Moments(within / len(seen), total, moved, mean, spread / len(seen))
+    return Moments(within / len(seen), total, view / compared if compared else torch.zeros_like(view), mean)
 
 
 def _outer(x: Tensor, weights: Tensor) -> Tensor:
@@ -209,7 +204,7 @@ def _learn_parts(
     covariance = within_covariance(sample, means)
     prior = Prior(covariance, float(flat.shape[1]))
     gaussians = FAMILIES[family].seed(means.contiguous(), covariance, rank)
-    both, learn_alpha = Weights(count, count, None), settings.learn_alpha
+    both, learn_alpha = Weights.of(count, "exact"), settings.learn_alpha
     counts = u.new_full((len(u), n_parts), u.shape[1] / n_parts, dtype=torch.float64)
     for _ in range(_EPOCHS):
         distances = gaussians.mahalanobis(flat).view(*count.shape, -1)
