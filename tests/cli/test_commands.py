@@ -475,7 +475,7 @@ def test_demo_ends_with_the_address_of_its_page(elsewhere: Path, monkeypatch: py
     from pace.metrics import Score, Scores
 
     def run(folder: Path, *, seed: int, n_per_class: int, n_concepts: int) -> demo.DemoResult:
-        assert (seed, n_per_class, n_concepts) == (3, 60, 40)
+        assert (seed, n_per_class, n_concepts) == (3, 60, 24)
         (folder / "report.html").write_text("page")
         scores = Scores(
             [Score("stability", "Stability", 0.5, 0.4, 0.6, "lower", (0, 2), "How far.")], ["Careful."], "Not yet."
