@@ -30,11 +30,8 @@ from pace.progress import progress
 IMAGE_SEED = 2**31  # nobody else's images: other seeds are small numbers
 STEPS, BATCH, N_PER_CLASS = 2400, 16, 600
 RATE, MUON_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 0.02, 0.05, 0.05
-PART, KIND, WITHIN = (
-    2.0,
-    0.1,
-    3.0,
-)  # of the losses beside the class's: kinds that lie as far apart as parts would be parts
+# Of the losses beside the class's: kinds that lie as far apart as parts would be parts.
+PART, KIND, WITHIN = 2.0, 0.05, 3.0
 PATCH = 8
 ONE_PART = 2 / 3  # patches with a smaller share of their part are asked for it, but not drawn to the others of it
 
@@ -115,7 +112,7 @@ def train(
     torch.manual_seed(seed)
     model, rng = new_model(seed).train(), np.random.default_rng(seed)
     tokens: dict[int, Tensor] = {}
-    heads = nn.ModuleDict({str(block): Heads(model.embed_dim) for block in (LAYER, LAYER + 1)})
+    heads = nn.ModuleDict({str(block): Heads(model.embed_dim) for block in (LAYER - 1, LAYER)})
     for block in map(int, heads):
         model.blocks[block].register_forward_hook(lambda _m, _i, out, block=block: tokens.update({block: out}))
     hidden = [p for p in model.blocks.parameters() if p.ndim == 2]

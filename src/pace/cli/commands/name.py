@@ -49,7 +49,7 @@ def name(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> dict[str, Any]:
-    """Name, hide or merge concepts of a fit; without a change, list them.
+    """Name, hide or merge concepts; without a change, list them.
 
     \b
     Example:
