@@ -1,9 +1,9 @@
 """How near do the demo's concepts come to the true parts and kinds of Birds? Test images, PACE beside the truth.
 
-    python benchmarks/birds_parts.py [--seeds 0 1 2 3] [--concepts 24] [--parts 8] [--layer 3] [--weights vit.safetensors]
+    python benchmarks/birds_parts.py [--seeds 0 1 2 3] [--concepts 24] [--parts 8] [--layer 4] [--weights vit.safetensors]
 
 The truth is concepts that know the kind of every patch, in both views, and weigh patches by attention as PACE does. Settings
-were chosen on images of other seeds (`--seeds 50`).
+were chosen on images of other seeds (`--seeds 50 51 52 53`).
 """
 
 from __future__ import annotations
