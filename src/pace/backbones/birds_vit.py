@@ -12,7 +12,9 @@ from pace.backbones.finetuning import Finetuned, load_finetuned
 from pace.images.birds import CLASS_KINDS
 
 SIZE = 112  # pixels; 14 x 14 patches of 8, the grid of a ViT-B/16 at 224
-LAYER = 4  # the last, which the demo explains: on images of seeds 50 to 53 parts and kinds are told better than in block 3
+LAYER = (
+    4  # the last, which the demo explains: on images of seeds 50 to 53 parts and kinds are told better than in block 3
+)
 
 
 def new_model(seed: int = 0) -> nn.Module:
