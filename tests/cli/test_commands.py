@@ -132,6 +132,8 @@ def test_a_clip_in_a_file_predicts_the_names_it_is_given(elsewhere: Path):
     assert kept["configuration"]["classes"] == str(elsewhere / "names.txt")
     assert invoke("explain", "shop/flat/0.png", "--run", "run").code == 0
     assert "leave one out" in invoke(*fit, "--classes", "names.txt", "--head", "knn").error
+    Path("names.txt").write_bytes("Mönch".encode("latin-1"))
+    assert "--classes names.txt: expected a text in UTF-8" in invoke(*fit, "--classes", "names.txt").error
     Path("names.txt").write_text("wren", encoding="utf-8")
     assert "--classes: expected the names of 2 classes or more; found 1" in invoke(*fit, "--classes", "names.txt").error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from in_process import CLASSES, invoke
 
 import pace
+from pace.files import DamagedFile
 
 
 def test_a_run_is_loaded_in_python_with_all_that_belongs_to_it(elsewhere: Path, workshop: Path):
@@ -49,6 +51,12 @@ def test_runs_are_listed_with_what_they_are_of_and_their_verdict(elsewhere: Path
     assert invoke("runs", "--json").document["runs"][-1]["of"] == "0.png and 1 more, by fit"
     assert pace.load_run("runs/fit", device="cpu").scores.verdict == scored["verdict"]
     assert scored["verdict"][:30] in invoke("runs", "runs").out
+    file = Path(evaluation["run"], "run.json")
+    damaged = json.loads(file.read_text())
+    damaged["results"]["scores"] = 3
+    file.write_text(json.dumps(damaged))
+    with pytest.raises(DamagedFile, match=r"run\.json cannot be used.*run `pace evaluate` again"):
+        pace.load_run("runs/fit", device="cpu")
 
 
 def test_a_fit_is_like_itself_and_less_like_another(elsewhere: Path):

@@ -20,7 +20,7 @@ from pace.cli.opening import device_of, images_of, open_images, reopen_images, r
 from pace.cli.options import FitOptions, ImageOptions
 from pace.cli.runs import Run, all_runs, open_run
 from pace.editing import Edits, merges_in, read_changes
-from pace.files import CONCEPTS, GALLERY, DamagedFile, read_json
+from pace.files import CONCEPTS, GALLERY, DamagedFile, read_json, reading
 
 if TYPE_CHECKING:
     import torch
@@ -146,8 +146,10 @@ def _explainer_of(run: Run, device: torch.device, model: str | nn.Module | None)
     edits = Edits(concepts.names_, run.folder)
     opened, gallery = reopen_model(run, device, model), read_gallery(run, len(concepts.means_))
     images = partial(reopen_images, run) if run.record["images"]["images"] else None
-    scored = scores_of(run, evaluations_of(run, all_runs("evaluate", run.folder.parent)))
-    scores = None if scored is None else Scores.from_dict(scored)
+    scores = None
+    if (scored := scored_by(run, evaluations_of(run, all_runs("evaluate", run.folder.parent)))) is not None:
+        with reading(scored.folder / "run.json", "run `pace evaluate` again"):
+            scores = Scores.from_dict(scored.record["results"])
     known = opened.class_names, gallery, images, scores, opened.choice
     return ModelExplainer(opened.backbone, concepts, *known, edits=edits)
 
@@ -173,7 +175,7 @@ def evaluations_of(run: Run, runs: Sequence[Run]) -> list[Run]:
     return [one for one in runs if one.record["configuration"]["fit_run"] == ours and one.record["results"]]
 
 
-def scores_of(run: Run, evaluations: Sequence[Run]) -> dict[str, Any] | None:
-    """Of the latest of the evaluations that scored the concepts the fit holds now, if there is one."""
-    latest = [one.record for one in evaluations if one.record.get("fit") == fingerprint_of(run)][-1:]
-    return latest[0]["results"] if latest else None
+def scored_by(run: Run, evaluations: Sequence[Run]) -> Run | None:
+    """The latest of the evaluations that scored the concepts the fit holds now, if there is one."""
+    latest = [one for one in evaluations if one.record.get("fit") == fingerprint_of(run)][-1:]
+    return latest[0] if latest else None

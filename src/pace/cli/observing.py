@@ -123,7 +123,10 @@ def _head_by_names(job: Job) -> Head | None:
         raise Problem(f"--head {how.head}: needs labels; expected a dataset or a folder of class folders")
     if how.classes is None:
         return None
-    lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(how.classes).expanduser().read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise Problem(f"--classes {how.classes}: expected a text in UTF-8, a name in each line") from None
     names = [line.strip() for line in lines if line.strip()]
     if not (own := getattr(describe(job.model), "classifiers", ())):
         return zero_shot_from_names(job.model, names), names

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli import options
-from pace.cli.fits import evaluations_of, scores_of
+from pace.cli.fits import evaluations_of, scored_by
 from pace.cli.output import say, table
 from pace.cli.runs import RUNS, Run, all_runs
 
@@ -47,7 +47,7 @@ def _line(run: Run, scored: list[Run]) -> dict[str, str]:
     verdict = results.get("verdict", "")
     if record["command"] == "fit" and results:
         about.append(f"{results['concepts']} concepts")
-        own = scores_of(run, evaluations_of(run, scored))
-        verdict = "not evaluated" if own is None else own["verdict"]
+        own = scored_by(run, evaluations_of(run, scored))
+        verdict = "not evaluated" if own is None else own.record["results"].get("verdict", "")
     first = {"run": str(run.folder), "command": record["command"], "of": ", ".join(about)}
     return first | {"status": record["status"], "verdict": verdict}
