@@ -43,7 +43,7 @@ def serve(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> dict[str, Any]:
-    """Try it: a live page, on this machine alone, that explains pictures you drop on it.
+    """A live page, on this machine alone: drop a picture on it.
 
     Shows a picture's parts and kinds, what is predicted, and what is predicted without the ones you switch off. There
     you also name, hide and merge concepts, which is kept in the run.
