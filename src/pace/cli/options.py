@@ -106,7 +106,7 @@ MaxPixels = Annotated[
         "--max-pixels",
         min=1,
         help="Refuse images with more pixels.",
-        show_default="89478485; 60000000 for AVIF, HEIC and WebP",
+        show_default="89478485; 60000000 unless JPEG, PNG, GIF or BMP",
     ),
 ]
 Pairs = Annotated[

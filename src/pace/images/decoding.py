@@ -33,10 +33,8 @@ _FORMATS = {  # with their usual endings; no other decoder sees an untrusted fil
 }
 _ORIENTATION = 0x0112  # in EXIF data
 _USUAL = 89_478_485  # pixels that Pillow finds safe, unless told otherwise
-_COPIED, _FEWER = (
-    {"AVIF", "HEIF", "WEBP"},
-    60_000_000,
-)  # formats that take up to 17 bytes a pixel, and cannot be reduced
+_COPIED = {"AVIF", "HEIF", "PPM", "TIFF", "WEBP"}  # whose decoders take up to 17 bytes a pixel
+_FEWER = 60_000_000  # pixels of these
 _PLENTY = 25_000_000  # pixels; a larger picture is reduced by a whole number, since no model sees so many
 
 
