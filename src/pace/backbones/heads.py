@@ -46,9 +46,7 @@ def linear_probe(features: Any, labels: Any) -> nn.Linear:
     if len(classes) < 2 or classes[0] < 0:
         raise ValueError(f"labels: expected 0 … N − 1, N ≥ 2; found {len(classes)} from {classes[:8]}")
     if absent := (classes[-1] + 1) - len(classes):
-        raise ValueError(
-            f"labels: {absent} of {classes[-1] + 1} classes have no image here; expected one of each at least"
-        )
+        raise ValueError(f"labels: {absent} of {classes[-1] + 1} classes have no image; a probe needs one of each")
     mean, scale = x.mean(0), x.std(0, correction=0)
     scale[scale <= 1e-12 * x.abs().amax(0)] = 1.0
     # As scikit-learn weighs the penalty; its one logit for two classes stands for two that are half as large.
