@@ -4,6 +4,7 @@ robustness.py."""
 from __future__ import annotations
 
 import resource
+import signal
 import time
 import traceback
 import warnings
@@ -22,6 +23,7 @@ from pace import PACE, Observations
 from pace.images import open_images
 
 HOME = str(Path(pace.__file__).parent)
+HANGING = 60  # seconds
 M, J, D, N = 12, 10, 4, 3  # images, tokens (3 x 3 patches and CLS), dimensions, classes
 THINGS: list[Any] = [
     None, "abc", b"abc", "", -1, 0, 1.5, 1e300, 1e-300, float("nan"), float("inf"), True, 1j, [], [1], {}, {1: 2}, object(),
@@ -131,8 +133,14 @@ def case(rng: Any) -> tuple[str, Callable[[], list[Any]]]:
     return title, work
 
 
+def _hangs(*_: object) -> None:
+    raise TimeoutError(f"not done after {HANGING} seconds")
+
+
 def judged(title: str, work: Callable[[], list[Any]]) -> Outcome:
     began = time.process_time()
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.alarm(HANGING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -147,6 +155,7 @@ def judged(title: str, work: Callable[[], list[Any]]) -> Outcome:
         verdict = "refused" if ours and short else f"raw {type(error).__name__}: {str(error)[:120]}"
     except Exception as error:
         verdict = f"raw {type(error).__name__}: {str(error)[:120]}"
+    signal.alarm(0)
     return Outcome(title, verdict, time.process_time() - began)
 
 

@@ -253,6 +253,11 @@ def test_wrong_arguments_are_refused_in_one_line(name):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
+        ({"n_init": 10**30}, "n_init: expected a whole number of at least 1 and at most 1000; found 10000"),
+        (
+            {"refine": 10**30},
+            "refine: expected a whole number of at least 0 and at most 1000000 or 'auto'; found 10000",
+        ),
         ({"n_concepts": 61}, "n_concepts: 61 is more than the 60 patches with positive attention; use at most 60"),
         ({"alpha": [0.1, 0.2]}, "alpha: expected one positive number or 3 of them; found [0.1, 0.2]"),
         ({"n_concepts": "auto", "updates": "paper"}, "n_concepts: 'auto' needs updates='exact'"),

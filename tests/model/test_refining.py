@@ -263,8 +263,8 @@ def test_em_learns_from_the_images_as_they_are_and_a_refined_model_survives_its_
     [
         ({"refine": 1, "updates": "paper"}, "refine: needs covariance='tied' and updates='exact'"),
         ({"refine": 1}, "refine: needs predictions or perturbed views"),
-        ({"refine": -1}, "refine: expected a whole number of at least 0 or 'auto'"),
-        ({"refine": "some"}, "refine: expected a whole number of at least 0 or 'auto'"),
+        ({"refine": -1}, "refine: expected a whole number of at least 0 and at most 1000000 or 'auto'"),
+        ({"refine": "some"}, "refine: expected a whole number of at least 0 and at most 1000000 or 'auto'"),
     ],
 )
 def test_refining_says_what_it_needs(parameters, message):

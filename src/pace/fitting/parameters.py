@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,14 +41,14 @@ def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _whole(least: int, *also: str | None) -> tuple[str, Callable[[Any], bool]]:
+def _whole(least: int, *also: str | None, most: float = inf) -> tuple[str, Callable[[Any], bool]]:
     """A whole number of at least `least`, or one of `also`."""
-    words = "".join(f" or {other!r}" for other in also)
+    words = ("" if most == inf else f" and at most {most}") + "".join(f" or {other!r}" for other in also)
 
     def accepts(value: Any) -> bool:
         if isinstance(value, (str, type(None))):
             return value in also
-        return _is_number(value, Integral) and value >= least
+        return _is_number(value, Integral) and least <= value <= most
 
     return f"a whole number of at least {least}{words}", accepts
 
@@ -106,9 +107,9 @@ _TABLE = (
               "--alpha", "NUMBER|learn", "Dirichlet prior of an image's mixture, in patches."),
     Parameter("prune", "auto", *_one_of(True, False, "auto"), "--prune/--no-prune", None,
               "Leave concepts empty where less than half of them already predict the model's output."),
-    Parameter("n_init", 4, *_whole(1), "--starts", "NUMBER", "Random starts to compare."),
+    Parameter("n_init", 4, *_whole(1, most=1000), "--starts", "NUMBER", "Random starts to compare."),
     Parameter("max_iter", 100, *_whole(1), "--epochs", "NUMBER", "Upper limit for passes over the images."),
-    Parameter("refine", "auto", *_whole(0, "auto"), "--refine", "STEPS|auto",
+    Parameter("refine", "auto", *_whole(0, "auto", most=1_000_000), "--refine", "STEPS|auto",
               "Steps after EM in which faithfulness and stability shape the concepts; needs tied covariances."),
     Parameter("minibatch", None, *_whole(1, None), "--minibatch", "IMAGES",
               "Learn online from this many images at a time: memory does not grow with their number."),
