@@ -9,7 +9,7 @@ from patchless import CONCEPTS, PATCHLESS, TEST, TRAIN, explanation
 from pace import PACE, Explanation
 from pace.metrics import Scores, evaluate, score_explanations
 
-METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+TABLE = Path(__file__).parents[2] / "benchmarks" / "notes" / "patch-level.md"
 COLUMNS = (
     "faithfulness", "within_image_information", "information_over_attention", "warp_gain", "warp_gain_over_attention",
     "warp_agreement",
@@ -42,8 +42,8 @@ def judged(world: patchless.Pictures, seen: Explanation, perturbed: Explanation)
 
 
 def assert_documented(name: str, scores: Scores) -> None:
-    """The figures of docs/metrics.md are these."""
-    lines = METRICS_PAGE.read_text(encoding="utf-8").replace("×", "x").splitlines()
+    """The figures in the table are these."""
+    lines = TABLE.read_text(encoding="utf-8").replace("×", "x").splitlines()
     (row,) = [line for line in lines if line.startswith(f"| {name} |")]
     cells = [float(cell.strip(" *").replace("−", "-")) for cell in row.strip("|").split("|")[1:]]
     assert cells == pytest.approx([scores[column].value for column in COLUMNS], abs=0.02)
