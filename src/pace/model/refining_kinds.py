@@ -97,7 +97,7 @@ def refine_kinds(
         alone = step < steps * _ALONE
         if not alone and (step % _LOOK == 0 or step == steps - 1):
             with torch.no_grad():
-                gain = float(_terms(held, nest, whiten, *learned)[1:].sum())
+                gain = float(_terms(held, nest, whiten, *learned)[1])
             if gain > best:
                 best, kept = gain, [means.detach().clone(), metric.detach().clone()]
         some = torch.from_numpy(rng.permutation(len(own[0].parts))[:_STEP]).to(settings.device)
