@@ -81,10 +81,9 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     max_iter : int
         Upper limit for epochs.
     refine : int or "auto"
-        Steps of 64 to 192 images, after EM, in which faithfulness and stability shape the concepts themselves
-        (docs/refining.md). Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 1000 steps
-        with at least 1000 images, predictions and perturbed views and without minibatches, else 0; and 0 if the prediction
-        follows from the concepts already. A fit that is to be refined learns from the perturbed views only then.
+        Steps, after EM, in which faithfulness and stability shape the kinds of parts (docs/parts.md); flat concepts stay as
+        they are. Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 600 steps with
+        these three and at least 100 images, else 0.
     minibatch : int or None
         Learn online from this many images at a time (online variational Bayes): nothing is kept of an image, so memory does
         not grow with their number. None learns from all images in every epoch.
@@ -181,7 +180,7 @@ class PACE(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         about = self._about(observations, perturbed) if checkpoint is not None or team.size > 1 else {}
         team.refuse_unlike(about)
         saver = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_every, about, team)
-        pair = perturbed if plan.refinement is None else None  # EM learns from perturbed views only if nothing refines
+        pair = None if plan.as_they_are else perturbed  # which EM learns from
         shown = self.progress if team.rank == 0 else False
         with saver or nullcontext():
             with progress("learning concepts", len(observations), shown, rounds=True) as advance:

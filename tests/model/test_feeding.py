@@ -137,7 +137,7 @@ def test_what_is_kept_on_the_device_gives_the_same_result(stored, rank):
 )
 def test_what_fits_into_the_budget_is_kept_on_the_device(stored, memory, minibatch, kept):
     course = Course(CONCEPTS, Prior(torch.eye(4, dtype=torch.float64), 1.0))
-    plan = Plan("tied", 1, 0.0, minibatch, 0, None, refine_anyway=False)
+    plan = Plan("tied", 1, 0.0, minibatch, 0)
     with _feed(stored, Visits(30, 7), course, replace(SETTINGS, memory=memory), plan) as feed:
         assert feed.local == kept
 

@@ -1,4 +1,4 @@
-"""The fit on one page: `run` starts, alternates E-step and M-step until the bound stops rising, and refines.
+"""The fit on one page: `run` starts, alternates E-step and M-step until the bound stops rising, and refines kinds of parts.
 
 All that a fit knows between two epochs is in its `Course`, which is what a checkpoint holds.
 """
@@ -14,15 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.classifiers import logistic_regression
 from pace.fitting.checkpoints import Checkpoint, Saved
 from pace.fitting.distributed import Team
 from pace.model.concepts import Concepts, bound_of, under, update
 from pace.model.feeding import Feed, Visits, bytes_per_image
 from pace.model.gaussians import Prior
-from pace.model.learning import Memory, expect, explain_batch
+from pace.model.learning import Memory, expect
 from pace.model.objective import Bound
-from pace.model.refining import Refinement, refine
 from pace.model.refining_kinds import refine_kinds
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
@@ -30,8 +28,6 @@ from pace.model.statistics import Statistics
 from pace.observations import Lazy, Observations
 from pace.progress import Advance
 
-_TESTED = 1000  # images used to test whether concepts predict ŷ
-_FAITHFUL = 0.99  # of them must be predicted right for the concepts to be left as they are
 _OFFSET, _DECAY = 10.0, 0.7  # of the weight of a minibatch, as usual for online variational Bayes (Hoffman et al. 2010)
 
 
@@ -47,9 +43,8 @@ class Plan:
     least_gain: float  # of the bound, in an epoch, for each view
     minibatch: int | None  # images in a step; None: all of them, each of which is remembered
     seed: int
-    refinement: Refinement | None  # of flat concepts
-    refine_anyway: bool  # even where the prediction follows from the concepts already
-    kind_steps: int = 0  # of refining, where concepts are kinds of parts
+    as_they_are: bool = False  # flat concepts, too, are learned without perturbed views, which come in at the end
+    refining_steps: int = 0  # of kinds of parts
 
     def steps_per_epoch(self, n_images: int) -> int:
         return 1 if self.minibatch is None else -(-n_images // self.minibatch)
@@ -137,8 +132,8 @@ def run(
     n_images = len(observations)
     both = [view for view in (observations, perturbed) if view is not None]
     course, saved = _resumed_or_begun(both, settings, plan, team, checkpoint, start)
-    # Perturbed views shape flat concepts that nothing refines; parts and kinds know them from their features.
-    ends_with_both = course.concepts.nest is not None or plan.refinement is not None
+    # Perturbed views shape the flat concepts of few images; parts and kinds know them from their features.
+    ends_with_both = course.concepts.nest is not None or plan.as_they_are
     views = [observations] if ends_with_both else both
     visits = Visits(n_images, settings.negatives if len(views) == 2 else None, team.rank, team.size)
     if course.finished:
@@ -235,29 +230,21 @@ def _refine(
     checkpoint: Checkpoint | None,
     advance: Advance,
 ) -> None:
-    """Refine, unless the prediction follows already; then learn H and β once more, from the perturbed views as well."""
+    """Refine kinds of parts; then learn H and β once more, from the perturbed views as well."""
     views = [view for view in (observations, perturbed) if view is not None]
 
-    def report(images: int) -> None:
-        advance(images, "refining")
-
     if not course.refined:
-        given = observations, perturbed, course.concepts, settings
-        if course.concepts.nest is not None:  # takes less time than to ask whether it is needed
-            if plan.kind_steps:
-                steps = plan.kind_steps, plan.seed
-                course.concepts, course.refinement = refine_kinds(*given, *steps, report, team.share)
-        elif plan.refinement is not None:
-            ask = team.rank == 0 and not plan.refine_anyway  # the first process finds out, for all
-            if not any(team.gathered(ask and predicts(observations, course.concepts, settings))):
-                course.concepts, course.refinement = refine(*given, plan.refinement, plan.seed, report, team.share)
+        if course.concepts.nest is not None and plan.refining_steps:
+            given = observations, perturbed, course.concepts, settings, plan.refining_steps, plan.seed
+            report = lambda images: advance(images, "refining")  # noqa: E731
+            course.concepts, course.refinement = refine_kinds(*given, report, team.share)
         course.refined, course.memory = True, None
         _forget(views)
         _save(course, checkpoint)
     visits = Visits(len(observations), None if perturbed is None else settings.negatives, team.rank, team.size)
     with _feed(views, visits, course, settings, plan) as feed:
         fresh = team.total(
-            expect(feed, visits, course.concepts, settings, report=lambda n: advance(n * team.size, "refining"))
+            expect(feed, visits, course.concepts, settings, report=lambda n: advance(n * team.size, "last pass"))
         )
     heads, before = update(course.concepts, fresh, course.prior, settings), course.concepts
     learned = replace(heads, gaussians=before.gaussians)
@@ -310,20 +297,3 @@ def _forget(views: list[Observations]) -> None:
 def _note(course: Course, plan: Plan, n_images: int) -> str:
     epoch = len(course.bounds) // plan.steps_per_epoch(n_images) + 1
     return f"epoch {epoch}" + (f", bound {course.bounds[-1].total:.2f}" if course.bounds else "")
-
-
-def predicts(observations: Observations, concepts: Concepts, settings: Settings) -> bool:
-    """Whether ŷ can be read off the concepts as they are: learned on half of some images, tested on the other half."""
-    some = observations[np.linspace(0, len(observations) - 1, min(_TESTED, len(observations))).astype(np.int64)]
-    size = settings.images_per_batch(some.n_tokens, 1, concepts.gaussians)
-    gammas, labels = [], []
-    for _, batch in some.batches(size, settings.device, settings.dtype):
-        assert batch.predictions is not None
-        gammas.append(explain_batch(batch, concepts, settings, patches=False).gamma)
-        labels.append(batch.predictions.argmax(1).cpu())
-    theta, label = torch.nn.functional.normalize(torch.cat(gammas), p=1.0), torch.cat(labels).numpy()
-    train, test = slice(0, None, 2), slice(1, None, 2)
-    if len(np.unique(label[train])) < 2:
-        return True
-    classify = logistic_regression(theta[train], label[train])
-    return float(np.mean(classify(theta[test]) == label[test])) >= _FAITHFUL

@@ -11,12 +11,13 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from pace.classifiers import logistic_regression
 from pace.fitting.arguments import RANK, alpha_of, parts_of, prior_strength_of, prunes
-from pace.fitting.loop import Course, predicts
+from pace.fitting.loop import Course
 from pace.model.concepts import Concepts, bound_of, update
 from pace.model.gaussians import Prior
 from pace.model.gaussians.family import NOT_POSITIVE
-from pace.model.learning import Memory, expect_all
+from pace.model.learning import Memory, expect_all, explain_batch
 from pace.model.parting import LEAST_KIND_EFFECT, nested_start
 from pace.model.seeding import Sample, cluster, draw_sample, place, within_covariance
 from pace.model.selecting import Selection, first_guess, select
@@ -30,6 +31,8 @@ Say = Callable[[str], object]  # told what is going on
 
 _TRIAL_EPOCHS = 3  # on a sample of the images, by which starts are compared
 _FAR = 1000.0  # standard deviations
+_TESTED = 1000  # images used to test whether concepts predict ŷ
+_FAITHFUL = 0.99  # of them must be predicted right for few concepts to be enough
 
 
 def find_start(
@@ -162,7 +165,24 @@ def _suffice(model: PACE, means: Tensor, observations: Observations, settings: S
     prior = _prior(model, observations, sample, means, settings)
     alpha = alpha_of(model, len(means), observations, settings)
     concepts = place(means, sample, prior, alpha, observations.n_classes, model.covariance, RANK)
-    return predicts(observations, concepts, settings)
+    return _predicts(observations, concepts, settings)
+
+
+def _predicts(observations: Observations, concepts: Concepts, settings: Settings) -> bool:
+    """Whether ŷ can be read off the concepts as they are: learned on half of some images, tested on the other half."""
+    some = observations[np.linspace(0, len(observations) - 1, min(_TESTED, len(observations))).astype(np.int64)]
+    size = settings.images_per_batch(some.n_tokens, 1, concepts.gaussians)
+    gammas, labels = [], []
+    for _, batch in some.batches(size, settings.device, settings.dtype):
+        assert batch.predictions is not None
+        gammas.append(explain_batch(batch, concepts, settings, patches=False).gamma)
+        labels.append(batch.predictions.argmax(1).cpu())
+    theta, label = torch.nn.functional.normalize(torch.cat(gammas), p=1.0), torch.cat(labels).numpy()
+    train, test = slice(0, None, 2), slice(1, None, 2)
+    if len(np.unique(label[train])) < 2:
+        return True
+    classify = logistic_regression(theta[train], label[train])
+    return float(np.mean(classify(theta[test]) == label[test])) >= _FAITHFUL
 
 
 def _prior(model: PACE, observations: Observations, sample: Sample, means: Tensor, settings: Settings) -> Prior:
