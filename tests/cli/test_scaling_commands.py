@@ -139,9 +139,8 @@ def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, t
     done = torchrun(SHAKY, *fit, "--out", "two", "--json", cwd=tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert (
-        json.loads(done.stdout)["status"] == "finished"
-    )  # one document, also if the first attempt ended with an error
+    # One document, also if the first attempt ended with an error.
+    assert json.loads(done.stdout)["status"] == "finished"
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0", "resumed-1"}
     assert not (tmp_path / "two" / "checkpoint").exists()
     before = Path.cwd()

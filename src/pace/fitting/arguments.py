@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 RANK = 16  # directions of a "low_rank" covariance: a round number, not tuned
 
 _TOL = 1e-4  # nats per patch and epoch: EM stops when the bound rises by less
-_PARTS = (
-    8  # if there are enough concepts: fewer make one of the whole object, with more their shares move with every crop
-)
+_PARTS = 8  # if there are enough concepts: fewer make one of the whole object, more move with every crop
 _REFINING_STEPS, _SOME_IMAGES = 600, 100  # unless told otherwise; kinds of fewer images are not refined
 _MANY_IMAGES = 1000  # before it prunes by itself, or learns flat concepts without perturbed views
 _FEWEST_NESTED = 12  # concepts; fewer leave no room for kinds
