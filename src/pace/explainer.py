@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from pace.fitting import loop
 from pace.fitting.arguments import alpha_of, check_pair, plain_parameters, plan_of, prior_strength_of, settings_of
 from pace.fitting.checkpoints import Checkpoint, likeness
 from pace.fitting.distributed import Team
+from pace.fitting.loop import Course, Loop, online_rate
 from pace.fitting.start import find_start
 from pace.learned import Learned, as_numpy
 from pace.model.concepts import Concepts, bound_of, update
@@ -149,11 +149,11 @@ class PACE(Learned):
         with saver or nullcontext():
             with progress("learning concepts", len(observations), shown, rounds=True) as advance:
 
-                def start() -> loop.Course:
+                def start() -> Course:
                     say = lambda note: advance(0, note)  # noqa: E731
                     return find_start(self, observations, pair, settings, say, views_of_places=perturbed)
 
-                course = loop.run(observations, perturbed, settings, plan, team, saver, start, advance)
+                course = Loop(observations, perturbed, settings, plan, team, saver, advance).run(start)
             # Only now does the model change, so that a fit that fails leaves the one before it.
             self._concepts, self._prior, self._statistics = course.concepts, course.prior, course.statistics
             self.lower_bounds_, self.n_iter_ = course.bounds, len(course.bounds)
@@ -211,7 +211,7 @@ class PACE(Learned):
         total, steps = fresh, steps + 1
         if past is not None:
             past = past.map(lambda t: t.to(settings.device))
-            total = past.blended(fresh, loop.online_rate(steps))
+            total = past.blended(fresh, online_rate(steps))
         self._concepts, self._prior = update(concepts, total, prior, settings), prior
         self._statistics, self.lower_bounds_, self.selection_ = total, [*bounds, bound], selection
         self.n_steps_, self.n_iter_ = steps, len(self.lower_bounds_)
