@@ -57,8 +57,9 @@ def test_the_concept_that_counts_has_the_best_effect_if_it_goes_first():
 
 def test_importance_agrees_if_the_concept_named_first_is_the_one_that_counts():
     few = Hiding(np.arange(3), predict, np.ones((3, PATCHES)))
-    # Five pairs of six groups hold the one that counts, the rest are ties.
-    found = importance_agreement(few, PHI, FIRST[:3])
+    found = importance_agreement(
+        few, PHI, FIRST[:3]
+    )  # five pairs of six groups hold the one that counts, the rest are ties
     assert found == pytest.approx((5 + 10 / 2) / 15)
     assert importance_agreement(few, PHI, -FIRST[:3]) == pytest.approx(1 - found)
 
