@@ -47,7 +47,7 @@ def generated(size: Size, images: int, dim: int) -> tuple[Observations, Observat
 
 
 def fit_rate(size: Size, covariance: str, both: tuple[Observations, Observations], **options: int) -> str:
-    """EM alone, with the search for a start; a short fit before it compiles the kernels."""
+    """EM with the search for a start; a short fit before it compiles the kernels. Tied ones see the second view at the end."""
     for epochs in (1, size.epochs):
         synchronise()
         start = time.perf_counter()

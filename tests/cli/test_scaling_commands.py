@@ -48,7 +48,7 @@ def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: P
 
 @pytest.mark.parametrize(
     "how",
-    [(), ("--minibatch", "5"), ("--parts", "2", "--epochs", "1", "--refine", "3")],
+    [(), ("--minibatch", "5"), ("--covariance", "tied", "--parts", "2", "--epochs", "1", "--refine", "3")],
     ids=["epochs", "minibatches", "refining"],
 )
 def test_a_killed_fit_resumes_with_the_same_command(
