@@ -113,7 +113,7 @@ def test_a_gpu_is_taken_where_there_is_one_apples_too(monkeypatch: pytest.Monkey
         (["fit", "--alpha", "-1"], "expected one positive number"),
         (["fit", "--refine", "abc"], "expected a whole number of at least 0 or 'auto'"),
         (["fit", "--memory", "abc"], "expected bytes or a size like '8GB' or '8GiB'; found abc"),
-        (["fit", "--layer", "last"], "expected a whole number or auto; found last"),
+        (["fit", "--layer", "last"], "expected a block, two by a comma, or auto; found last"),
         (["extract", "--images", "color"], "--model"),
         (["explain"], "PICTURE"),
         (["explain", "flat/0.png", "--level", "90"], "less than or equal to 1"),
