@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pace.explanation import Array
-from pace.metrics.hiding import Hiding, How, hide
+from pace.metrics.hiding import Hiding, How, as_attended, elsewhere, hide
 from pace.metrics.inputs import patches_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _CUTS = np.array([0.05, 0.25, 0.5, 0.75, 0.95])  # of U, and the share of all U that each stands for
 _SHARES = np.array([0.15, 0.225, 0.25, 0.225, 0.15])
-_DRAWS = 3  # of other patches to compare with
 _HOLDERS = 4  # images that a concept is taken away from for `shortcuts`
 _HELD = 0.01  # share from which an image shows a concept
 
@@ -140,9 +139,9 @@ def take_away(
     area = attention = np.full_like(after, np.nan)
     if compare:
         gone = shares > 0.5
-        area = predicted(~_elsewhere(gone, grid, np.random.default_rng([seed, 0]))).mean(1)
+        area = predicted(~elsewhere(gone, grid, np.random.default_rng([seed, 0]))).mean(1)
         weights = np.asarray(hiding.attention, np.float64)[images]
-        attention = predicted(~_by_lot(gone, weights, np.random.default_rng([seed, 1]))).mean(1)
+        attention = predicted(~as_attended(gone, weights, np.random.default_rng([seed, 1]))).mean(1)
     ends = np.minimum(found.min(1), after), np.maximum(found.max(1), after)
     return Ablation(before, after, *ends, area, attention, shares.sum(1))
 
@@ -241,29 +240,6 @@ def _explained(backbone: Backbone, model: PACE, images: Pictures) -> tuple[Array
     if not seen.n_classes:
         raise ValueError("this model has no classifier, so there is no prediction to change; give Backbone a head")
     return patches_of(model.explain(seen).phi, seen.prefix_tokens), seen.grid
-
-
-def _elsewhere(gone: Array, grid: tuple[int, int] | None, generator: np.random.Generator) -> Array:
-    """(n, draws, patches): masks (n, patches) moved over the picture by lot, around its edges."""
-    rows, columns = grid or (1, gone.shape[1])
-    draws = [
-        [
-            np.roll(mask.reshape(rows, columns), generator.integers((rows, columns)), (0, 1)).ravel()
-            for _ in range(_DRAWS)
-        ]
-        for mask in gone
-    ]
-    return np.array(draws)
-
-
-def _by_lot(gone: Array, attention: Array, generator: np.random.Generator) -> Array:
-    """(n, draws, patches): patches by lot, until they have the attention of the masks (n, patches)."""
-    order = generator.random((len(gone), _DRAWS, gone.shape[1])).argsort(2)
-    held = np.take_along_axis(np.repeat(attention[:, None], _DRAWS, 1), order, 2)
-    wanted = (attention * gone).sum(1)[:, None, None]
-    found = np.empty(order.shape, bool)
-    np.put_along_axis(found, order, held.cumsum(2) - held / 2 < wanted, 2)
-    return found
 
 
 def numbers(ablation: Ablation) -> list[dict[str, Any]]:
