@@ -84,13 +84,9 @@ def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | 
     """
     import torch
 
-    from pace.images import normalize
-    from pace.metrics.ground_truth import sample_images
-
     if isinstance(how, str) and how not in WAYS:
         raise ValueError(f"how: expected one of {', '.join(WAYS)}; found {how!r}")
-    taken = images[rows] if isinstance(images, torch.Tensor) else sample_images(images, rows, backbone.preprocessing)
-    shown = normalize(taken.to(backbone.device), backbone.preprocessing)
+    shown = normalized(backbone, images, rows)
     height, width = shown.shape[2:]
     grid, parts = backbone.grid(height, width), torch.split(shown, _AT_ONCE)
     attention = np.concatenate([as_array(backbone(part).attention[:, backbone.prefix_tokens :]) for part in parts])
@@ -107,10 +103,21 @@ def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | 
     return Hiding(np.asarray(rows), predict, attention)
 
 
+def normalized(backbone: Backbone, images: ImageSet | Tensor, rows: Array) -> Tensor:
+    """Some of the images, as `hide` takes them, as the model does."""
+    import torch
+
+    from pace.images import normalize
+    from pace.metrics.ground_truth import sample_images
+
+    taken = images[rows] if isinstance(images, torch.Tensor) else sample_images(images, rows, backbone.preprocessing)
+    return normalize(taken.to(backbone.device), backbone.preprocessing)
+
+
 def hide_patches(
-    forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], how: Literal["grey", "blur"] = "grey"
+    forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], how: Literal["grey", "blur"] | Tensor = "grey"
 ) -> Predict:
-    """Hide patches in the images themselves.
+    """Hide patches in the images themselves; a tensor like `images` holds others, which are seen there instead.
 
     forward : normalised images → predictions: ``lambda images: backbone(images).predictions``
     images : tensor (n, 3, H, W), normalised, so that 0 is the mean colour
@@ -119,7 +126,7 @@ def hide_patches(
     import torch
     import torch.nn.functional as F
 
-    cover = torch.zeros_like(images) if how == "grey" else _blurred(images, grid)
+    cover = _cover(images, grid, how)
 
     def predict(numbers: Array, kept: Array) -> Any:
         chosen = torch.as_tensor(numbers, device=images.device)
@@ -180,9 +187,14 @@ def _check_left_out(predict: Predict, patches: int) -> None:
     raise ValueError(f"patches cannot be left out of this model ({why}); hide them in another way")
 
 
-def _blurred(images: Any, grid: tuple[int, int]) -> Any:
-    """By a Gaussian as wide as a patch, so that nothing of the size of a patch is left."""
+def _cover(images: Any, grid: tuple[int, int], how: Any) -> Any:
+    """What is seen where a patch is hidden; blurred by a Gaussian as wide as a patch, so that nothing of its size is left."""
     from pace.images.pixels import blur
+
+    if not isinstance(how, str):
+        return how
+    if how == "grey":
+        return images.new_zeros(images.shape)
 
     height, width = images.shape[2:]
     sigma = max(height / grid[0], width / grid[1])
