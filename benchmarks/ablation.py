@@ -1,11 +1,12 @@
 """Is the class decided by what the pictures of Birds are decided by? Concepts are taken away, and exchanged, by every method.
 
     python benchmarks/ablation.py [--per-class 60] [--methods pace,kmeans] [--shortcut birds_shortcut.safetensors]
+    python benchmarks/ablation.py --run RUN
 
 A method's concept of a part in an image is the one that has most of its patches, so that all methods answer the same questions:
 what is predicted without it, and with the concept that has most of another kind in its place? True kinds are the row to compare
 with. With `--shortcut`: is the tag found that a ViT trained on tagged pictures rests on, and does taking it away repair other
-pictures?
+pictures? With `--run`: what `pace.shortcuts` lists for a `pace fit` of any pictures, and what it does not, in the same order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+import pace
 from pace import PACE, Backbone
 from pace.ablation import ablate, hide_somehow, patches_with, shortcuts, take_away
 from pace.backbones import load_finetuned
@@ -146,7 +148,13 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=60)
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--shortcut", help="a ViT that scripts/train_birds_vit.py trained with --shortcut")
+    parser.add_argument("--run", help="of `pace fit`")
     options = parser.parse_args()
+    if options.run is not None:
+        fit = pace.load_run(options.run)
+        for one in shortcuts(fit.backbone, fit.concepts, fit.images, least=-1):
+            print(one, flush=True)
+        return
     shortcut = options.shortcut is not None
     network = load_finetuned(new_model(), options.shortcut).model if shortcut else load_model()
     train, test = (Birds(split, options.per_class, SIZE, shortcut=shortcut) for split in ("train", "test"))
