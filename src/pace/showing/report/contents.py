@@ -99,20 +99,24 @@ def _part_intervals(explanation: Explanation) -> dict[str, Any]:
 def beside(
     explanation: Explanation, perturbed: Explanation, observations: Observations, with_predictions: bool
 ) -> dict[str, Any]:
-    """The perturbed view; if it has crops, also the patch of the picture that each of its patches shows, and telling images.
-
-    A place keeps its concept if it has the same leading concept in picture and view.
-    """
+    """The perturbed view, and what follows from what it shows of the picture, if that is known."""
     shown = {"perturbed": view(perturbed, observations, with_predictions)}
     if observations.crops is None:
         return shown
-    places, leading = matching_patches(observations.crops[:], grid_of(observations)), _leading(explanation)
+    return shown | followed(explanation, perturbed, observations.crops[:], grid_of(observations))
+
+
+def followed(explanation: Explanation, perturbed: Explanation, crops: Array, grid: tuple[int, int]) -> dict[str, Any]:
+    """The patch of the picture that each patch of a perturbed view shows, and the images that tell most about them.
+
+    A place keeps its concept if it has the same leading concept in picture and view.
+    """
+    places, leading = matching_patches(crops, grid), _leading(explanation)
     there = np.take_along_axis(leading, places, 1)
     kept = (there == _leading(perturbed)).mean(1)
     varied = np.flatnonzero(_largest(there)[0] <= 1 - _OTHERS)
     best = [_telling("best", varied[kept[varied].argmax()], kept)] if varied.size else []
     return {
-        **shown,
         "places": packed(places, "u8" if places.shape[1] <= 256 else "u16"),
         "telling": [*best, _telling("worst", kept.argmin(), kept), _most_covered(leading)],
     }
