@@ -230,7 +230,7 @@ def explain_model(
     images: Any,
     n_concepts: int | str = 100,
     *,
-    layer: int | None = None,
+    layer: int | tuple[int, int] | None = None,
     head: Any = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
@@ -246,7 +246,8 @@ def explain_model(
     images
         What `backbone.observe` takes; of a folder with train/ in it, these.
     layer
-        The block to explain; by default the last one whose patches still differ within images.
+        The block to explain, or two, of which the first tells parts and the second kinds; by default what `choose_layer`
+        finds.
     head
         Instead of the model's own classifier: a module, or "probe" or "knn" for one fitted to the labels of the images, or
         "clusters" of the model's own features.
@@ -293,7 +294,7 @@ def model_record(backbone: Backbone, choice: ModelChoice | None) -> dict[str, An
     known = asdict(choice or ModelChoice(""))
     return known | {
         "name": str(known["name"]) or None,
-        "layer": backbone.layer,
+        "layer": backbone.place,
         "attention_layer": backbone.attention_layer,
         "count_cls": backbone.count_cls,
         "head": None if backbone.head is None else HEAD,

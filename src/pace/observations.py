@@ -147,6 +147,11 @@ class Observations:
         return len(self), self.n_tokens, self.dim
 
     @property
+    def blocks(self) -> int:
+        """Of how many blocks the embeddings lie side by side, by their origin: the first tell parts, the last kinds."""
+        return len((self.origin or {}).get("block", "").split(" and "))
+
+    @property
     def n_tokens(self) -> int:
         return int(self.embeddings.shape[1])
 

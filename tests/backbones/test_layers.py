@@ -12,58 +12,68 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pace import Observations
-from pace.backbones import Backbone, Look, Preprocessing, choose_layer, layers, within_share
+from pace.backbones import Backbone, Look, Preprocessing, choose_layer, kept_share, layers
 from pace.baselines import EveryToken
 from pace.images import Color
 from pace.observations import Batch
 
 # -- the share ------------------------------------------------------------------------------------------------------------
 
+WHOLE, MIRRORED, LEFT = (0, 0, 1, 1), (1, 0, 0, 1), (0, 0, 0.5, 1)
 
-def two_images(apart: float, spread: float, weights: tuple[float, float] = (1, 1), prefix: int = 0) -> Observations:
-    """Two patches an image, `spread` either side of its middle; the middles are `apart` either side of 0."""
-    embeddings = torch.tensor([[[side * apart + place * spread] for place in (-1, 1)] for side in (-1, 1)])
-    attention = torch.tensor([weights, weights])
-    cls = torch.full((2, prefix, 1), 1e6) * torch.tensor([-1, 1])[:, None, None]
-    return Observations(
-        torch.cat([cls, embeddings], 1), torch.cat([torch.full((2, prefix), 9.0), attention], 1), prefix_tokens=prefix
-    )
+
+def both(patches: Any, view: Any, crop: Any = WHOLE, weights: Any = (1, 1), prefix: int = 0) -> Any:
+    """An image of two patches side by side, one number each, and its view."""
+    made = []
+    for values in (patches, view):
+        tokens = torch.tensor([[*[1e6] * prefix, *values]], dtype=torch.float64)[:, :, None]
+        attention = torch.tensor([[*[9] * prefix, *weights]])
+        made.append(Observations(tokens, attention, grid=(1, 2), prefix_tokens=prefix, crops=np.array([crop])))
+    return made
 
 
 @pytest.mark.parametrize(
-    ("observations", "share"),
+    ("views", "share"),
     [
-        (two_images(1, 1), 1 / 2),
-        (two_images(2, 1), 1 / 5),
-        (two_images(0, 1), 1),
-        (two_images(1, 0), 0),
-        (two_images(0, 0), 0),
-        (two_images(1, 1, weights=(30, 10)), 3 / 7),  # 3/4 and 1/4: within 3/4 of what it was, between as it was
-        (two_images(1, 1, weights=(1, 0)), 0),
-        (two_images(2, 1, prefix=2), 1 / 5),  # what CLS says does not count, nor how much it is attended to
+        (both((-1, 1), (-1, 1)), 1),
+        (both((-1, 1), (1, -1)), -1),  # a view that changes patches as much as two patches differ: ½ 2² of 1
+        (both((-1, 1), (1, -1), MIRRORED), 1),  # the same place is compared
+        (both((-1, 1), (-1, -1), LEFT), 1),
+        (both((-1, 1), (0, 1)), 1 - 1 / 4),
+        (both((-1, 1), (0, 1), weights=(3, 1)), 1 - 3 / 4 / 2 / (3 / 4)),
+        (both((-1, 1), (0, 1), prefix=2), 1 - 1 / 4),  # what CLS says does not count, nor how much it is attended to
+        (both((1, 1), (1, 0)), 0),
     ],
 )
-def test_the_share_is_the_variance_within_images(observations: Observations, share: float) -> None:
-    assert within_share(observations) == pytest.approx(share)
+def test_the_share_is_what_a_view_leaves_of_the_variance_within_images(views: Any, share: float) -> None:
+    assert kept_share(*views) == pytest.approx(share)
 
 
 def test_the_share_does_not_depend_on_batches_units_or_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    embeddings = rng.normal(size=(41, 9, 4)) + 2 * rng.normal(size=(41, 1, 4))
-    attention = rng.random((41, 9))
-    share = within_share(Observations(embeddings, attention))
-    assert 0.1 < share < 0.5
-    assert within_share(Observations(100 * embeddings + 7, 3 * attention)) == pytest.approx(share)
-    assert within_share(Observations(embeddings.astype(np.float16), attention)) == pytest.approx(share, rel=1e-2)
+    embeddings, attention = rng.normal(size=(41, 9, 4)), rng.random((41, 9))
+    moved, crops = (
+        embeddings + 0.7 * rng.normal(size=embeddings.shape),
+        (rng.random((41, 4)) + np.array([0, 0, 1, 1])) / 2,
+    )
+
+    def share(scale: float = 1, shift: float = 0, dtype: Any = np.float64) -> float:
+        views = [(scale * view + shift).astype(dtype) for view in (embeddings, moved)]
+        return kept_share(*(Observations(view, scale * attention, grid=(3, 3), crops=crops) for view in views))
+
+    plain = share()
+    assert share(100, 7) == pytest.approx(plain)
+    assert share(dtype=np.float16) == pytest.approx(plain, rel=1e-2)
     monkeypatch.setattr(layers, "_BATCH", 1)
-    assert within_share(Observations(embeddings, attention)) == pytest.approx(share)
+    assert share() == pytest.approx(plain)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected 2 images or more"):
-        within_share(two_images(1, 1)[0])
     with pytest.raises(ValueError, match="attention: found an image with none on its patches"):
-        within_share(two_images(1, 1, weights=(0, 0), prefix=1))
+        kept_share(*both((-1, 1), (-1, 1), weights=(0, 0), prefix=1))
+    seen, _ = both((-1, 1), (-1, 1))
+    with pytest.raises(ValueError, match="expected observations with crops"):
+        kept_share(seen, Observations(np.ones((1, 2, 1)), np.ones((1, 2)), grid=(1, 2)))
 
 
 # -- the choice -----------------------------------------------------------------------------------------------------------
@@ -100,30 +110,33 @@ def pictures(count: int = 12) -> Tensor:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
     """The layers of every pass, and how many images it saw."""
     passes: list[tuple[list[int], int]] = []
-    own = layers.observe
+    own = layers.observe_pair
 
-    def observe(blocks: layers.Blocks, *args: Any, **options: Any) -> Observations:
+    def observe_pair(blocks: layers.Blocks, *args: Any, **options: Any) -> tuple[Observations, Observations]:
         assert blocks.backbone.attention_layer == blocks.backbone.layers - 1
-        seen = own(blocks, *args, **options)
-        passes.append((blocks.layers, len(seen)))
-        return seen
+        views = own(blocks, *args, **options)
+        passes.append((blocks.layers, len(views[0])))
+        return views
 
-    monkeypatch.setattr(layers, "observe", observe)
+    monkeypatch.setattr(layers, "observe_pair", observe_pair)
     return passes
 
 
-def test_a_last_block_whose_patches_differ_is_chosen_at_once(asked: list[tuple[list[int], int]]) -> None:
-    assert choose_layer(model(), pictures()) == 3
-    assert asked == [([3, 2], 12)]
-
-
-def test_a_block_that_makes_all_patches_alike_is_passed_over(asked: list[tuple[list[int], int]]) -> None:
+def test_a_block_whose_patches_a_change_of_view_leaves_alone_tells_parts_and_the_last_one_kinds(
+    asked: list[tuple[list[int], int]],
+) -> None:
     said: list[str] = []
-    assert choose_layer(model(3), pictures(), report=said.append) == 2
-    assert asked == [([3, 2], 12)]  # all in one run
+    assert choose_layer(model(3), pictures(), report=said.append) == (2, 3)
+    assert asked == [([2, 3], 12)]  # all in one run
     assert len(said) == 1
-    assert said[0].startswith("block 2: ")
-    assert said[0].endswith("against 0.0 % at block 3")
+    assert said[0].startswith("parts at block 2, where a change of view leaves ")
+    assert said[0].endswith(" at 3); kinds at block 3, the last")
+
+
+def test_a_last_block_as_good_as_the_best_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shares, expected in (([0.40, 0.39], 3), ([0.40, 0.37], (2, 3)), ([0.1, 0.4], 3), ([-0.4, -0.41], 3)):
+        monkeypatch.setattr(layers, "kept_share", lambda *views, left=[*shares]: left.pop(0))
+        assert choose_layer(model(), pictures()) == expected
 
 
 def test_one_run_shows_every_block_as_a_run_of_its_own_does() -> None:
@@ -141,37 +154,20 @@ def test_one_run_shows_every_block_as_a_run_of_its_own_does() -> None:
 def test_fewer_images_are_looked_at_where_their_blocks_are_large(
     asked: list[tuple[list[int], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_ROOM", 5 * 4 * 16 * 16 * 2)  # five images of 16 tokens at two blocks in 16 dimensions
+    monkeypatch.setattr(
+        layers, "_ROOM", 5 * 2 * 4 * 16 * 16 * 2
+    )  # both views of five: 16 tokens of 16 numbers, two blocks
     choose_layer(model(), pictures(40))
     assert [count for _, count in asked] == [5]
 
 
-def test_blocks_of_the_first_half_are_not_asked_and_the_best_of_the_others_is_taken(
-    asked: list[tuple[list[int], int]],
-) -> None:
-    said: list[str] = []
-    assert choose_layer(model(3), pictures(), least=1, report=said.append) == 2
-    assert asked == [([3, 2], 12)]  # all in one run
-    assert said[0].endswith("; no block considered reaches 100.0 %")
-
-
-def test_the_share_that_decides_is_that_of_the_backbone_it_is_meant_for() -> None:
-    made = model(3)
-    share = within_share(Backbone(made, 2, attention_layer=-1).observe(pictures()))
-    other = within_share(Backbone(made, 2).observe(pictures()))
-    assert share != pytest.approx(other, rel=1e-6)
-    said: list[str] = []
-    assert choose_layer(made, pictures(), least=share, report=said.append) == 2
-    assert "no block" not in said[0]
-
-
 def test_a_sample_is_drawn_with_the_seed(asked: list[tuple[list[int], int]], monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
-    monkeypatch.setattr(layers, "within_share", lambda seen: shares.append(within_share(seen)) or 1.0)
+    monkeypatch.setattr(layers, "kept_share", lambda *views: shares.append(kept_share(*views)) or shares[-1])
     for seed in (0, 0, 1):
         choose_layer(model(), pictures(300), seed=seed)
-    assert asked == [([3, 2], 256)] * 3
-    assert shares[0] == shares[1] != shares[2]
+    assert asked == [([2, 3], 64)] * 3
+    assert shares[:2] == shares[2:4] != shares[4:]
 
 
 def test_every_kind_of_images_can_be_chosen_by(asked: list[tuple[list[int], int]], tmp_path: Path) -> None:
@@ -181,15 +177,15 @@ def test_every_kind_of_images_can_be_chosen_by(asked: list[tuple[list[int], int]
         folder.mkdir(parents=True, exist_ok=True)
         image.new("RGB", (32, 32), (40 * number, 9, 200)).save(folder / f"{number}.png")
     loader: DataLoader[Any] = DataLoader(pictures(), batch_size=5)
-    for images in (pictures(), loader, Color("train").subset(range(7)), tmp_path, str(tmp_path)):
-        choose_layer(model(), images, least=0)
-    assert [count for _, count in asked] == [12, 12, 7, 6, 6]
+    for images in (pictures(), loader, Color("train").subset(range(7)), tmp_path, str(tmp_path), pictures()[:1]):
+        choose_layer(model(), images)
+    assert [count for _, count in asked] == [12, 12, 7, 6, 6, 1]
 
 
 def test_patches_that_are_merged_bound_the_search(asked: list[tuple[list[int], int]]) -> None:
     timm = pytest.importorskip("timm")
     images = torch.rand(4, 3, 64, 64)
-    for depths, considered in (((2, 2), [3, 2]), ((1, 1, 1), [2])):
+    for depths, considered in (((2, 2), [2, 3]), ((1, 1, 1), [2])):
         swin = timm.models.SwinTransformer(
             img_size=64,
             patch_size=4,
@@ -200,14 +196,45 @@ def test_patches_that_are_merged_bound_the_search(asked: list[tuple[list[int], i
             num_classes=2,
         )
         asked.clear()
-        choose_layer(swin.eval(), images, least=1)
+        choose_layer(swin.eval(), images)
         assert [blocks for blocks, _ in asked] == [considered]
 
 
-def test_for_one_image_it_is_the_last_block() -> None:
-    said: list[str] = []
-    assert choose_layer(model(0), pictures()[:1], report=said.append) == 3
-    assert said == ["block 3, the last one: blocks are compared by several images, and there is one"]
+# -- two blocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_two_blocks_lie_side_by_side() -> None:
+    made, images = model(), pictures(3)
+    both = Backbone(made, (1, -1), count_cls=True)
+    assert (both.blocks, both.layer, both.attention_layer, both.dim) == ((1, 3), 3, 3, 32)
+    assert "blocks 1 and 3 of 0 to 3" in repr(both)
+    seen = both.observe(images)
+    assert seen.blocks == 2
+    assert seen[1].blocks == 2
+    for number, layer in enumerate((1, 3)):
+        alone = Backbone(made, layer, count_cls=True, attention_layer=-1).observe(images)
+        assert alone.blocks == 1
+        torch.testing.assert_close(seen.embeddings[..., 16 * number : 16 * number + 16], alone.embeddings)
+        torch.testing.assert_close(seen.attention, alone.attention)
+        torch.testing.assert_close(seen.predictions, alone.predictions)
+    prints = {Backbone(made, layer, attention_layer=-1).fingerprint() for layer in (1, 3, (1, 3), (2, 3))}
+    assert len(prints) == 4
+
+
+def test_what_cannot_be_two_blocks_is_refused() -> None:
+    timm = pytest.importorskip("timm")
+    for wrong in ((3, 1), (1, 1), (0, 1, 2), ()):
+        with pytest.raises(ValueError, match="layer: expected a block, or two in their order"):
+            Backbone(model(), wrong)
+    with pytest.raises(ValueError, match="layer: expected -4 to 3"):
+        Backbone(model(), (1, 4))
+    swin = timm.models.SwinTransformer(
+        img_size=64, patch_size=4, embed_dim=8, depths=(1, 1), num_heads=[1, 1], window_size=4, num_classes=2
+    )
+    with pytest.raises(ValueError, match="layer: blocks 0 and 1 have different patches"):
+        Backbone(swin, (0, 1))
+    with pytest.raises(ValueError, match="layer: Own shows one block at a time"):
+        Backbone(Own(2), (0, 1))
 
 
 def test_a_model_of_one_block_has_no_other(asked: list[tuple[list[int], int]]) -> None:

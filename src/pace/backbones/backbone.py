@@ -18,7 +18,7 @@ Head = nn.Module | Callable[[Tensor], Tensor]
 
 
 class Backbone:
-    """A vision transformer at one of its layers. The model itself is never changed.
+    """A vision transformer at one or two of its blocks. The model itself is never changed.
 
     Parameters
     ----------
@@ -27,7 +27,8 @@ class Backbone:
         methods of `Model`.
     layer
         The block whose output tokens are the embeddings; negative numbers count from the end. At the last block they
-        are taken after the final norm, if the model has one over all tokens.
+        are taken after the final norm, if the model has one over all tokens. Two blocks, ``(8, 11)``, are laid side by
+        side: the first tells parts and the second, `layer`, their kinds.
     head
         From pooled features to logits, instead of the model's own classifier: a module, a function, or a fitted
         scikit-learn classifier with `predict_proba`.
@@ -45,7 +46,7 @@ class Backbone:
     def __init__(
         self,
         model: Any,
-        layer: int = -1,
+        layer: int | Sequence[int] = -1,
         head: Head | None = None,
         count_cls: bool = False,
         attention_layer: int | None = None,
@@ -54,9 +55,12 @@ class Backbone:
         self._described = described = describe(model)
         self.layers, self.has_cls, self.preprocessing = described.layers, described.has_cls, described.preprocessing
         self.prefix_tokens = int(described.has_cls and count_cls)
-        self.layer = self._block("layer", layer)
-        self.dim = described.dim(self.layer)
-        self.attention_layer = self._block("attention_layer", layer if attention_layer is None else attention_layer)
+        self.blocks = self._blocks(layer)
+        self.layer = self.blocks[-1]
+        self.dim = sum(map(described.dim, self.blocks))
+        self.attention_layer = (
+            self.layer if attention_layer is None else self._block("attention_layer", attention_layer)
+        )
         if self.attention_layer != self.layer and not isinstance(described, Tower):
             kind = type(described).__name__
             raise ValueError(f"attention_layer: {kind} only gives the attention of layer {self.layer} itself")
@@ -67,9 +71,8 @@ class Backbone:
         return Batch(self._kept(every.embeddings), self._kept(every.attention), every.predictions)
 
     def every_token(self, images: Tensor) -> Batch:
-        """The same with all T tokens of the layer, including those that do not count."""
-        (look,) = self._looks(images, [self.layer])
-        return Batch(look.tokens, look.attention, self._predictions(look)).map(self._here)
+        """The same with all T tokens, including those that do not count."""
+        return self._side_by_side(self._looks(images, self.blocks)).map(self._here)
 
     def at_blocks(self, images: Tensor, layers: Sequence[int], pooled: bool = False) -> Batch:
         """Embeddings (B, J, layers · d) of several layers with as many tokens side by side, all from one run.
@@ -77,9 +80,8 @@ class Backbone:
         With `pooled`, what a classifier would read stands in place of the predictions. Attention is `attention_layer`'s.
         """
         looks = self._looks(images, layers)
-        third = looks[0].pooled if pooled else self._predictions(looks[0])
-        tokens = torch.cat([look.tokens for look in looks], -1) if len(looks) > 1 else looks[0].tokens
-        return Batch(self._kept(tokens), self._kept(looks[0].attention), third).map(self._here)
+        every = self._side_by_side(looks, pooled)
+        return Batch(self._kept(every.embeddings), self._kept(every.attention), every.predictions).map(self._here)
 
     def pooled(self, images: Tensor) -> Tensor:
         """(B, p): what the model's own classifier reads, or would read; for training a probe."""
@@ -111,7 +113,8 @@ class Backbone:
     def __repr__(self) -> str:
         height, width = self.preprocessing.size
         rows, columns = self.grid(height, width)
-        where = f"block {self.layer} of 0 to {self.layers - 1}, attention of block {self.attention_layer}"
+        blocks = f"block{'s' * (len(self.blocks) - 1)} {' and '.join(map(str, self.blocks))}"
+        where = f"{blocks} of 0 to {self.layers - 1}, attention of block {self.attention_layer}"
         head = "" if self.head is None else ", a head of its own"
         what = f"{height} x {width} pixels, {rows} x {columns} patches, d = {self.dim}{head}"
         return f"Backbone({type(self._module).__name__}, {where}, {what})"
@@ -127,11 +130,34 @@ class Backbone:
 
     def fingerprint(self) -> str:
         """Changes with the weights, architecture, layers, head, and whether CLS counts."""
-        return fingerprint(self._module, self.layer, self.head, self.prefix_tokens, self.attention_layer)
+        return fingerprint(self._module, self.place, self.head, self.prefix_tokens, self.attention_layer)
 
     def model_fingerprint(self) -> str:
         """Changes with the weights and architecture, and whether CLS counts; the same at every block and for every head."""
         return fingerprint(self._module, self.prefix_tokens)
+
+    @property
+    def place(self) -> int | tuple[int, ...]:
+        """The block, or both, as `layer` takes them."""
+        return self.layer if len(self.blocks) == 1 else self.blocks
+
+    @property
+    def can_show_two(self) -> bool:
+        """Whether it may be put at two blocks, seen with one attention."""
+        return isinstance(self._described, Tower)
+
+    def _blocks(self, given: int | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(given, int):
+            return (self._block("layer", given),)
+        blocks = tuple(self._block("layer", number) for number in given)
+        size = self.preprocessing.size
+        if not self.can_show_two:
+            raise ValueError(f"layer: {type(self._described).__name__} shows one block at a time; found {given}")
+        if not (len(blocks) == 2 and blocks[0] < blocks[1]):
+            raise ValueError(f"layer: expected a block, or two in their order; found {given}")
+        if self._described.grid(*size, blocks[0]) != self._described.grid(*size, blocks[1]):
+            raise ValueError(f"layer: blocks {blocks[0]} and {blocks[1]} have different patches")
+        return blocks
 
     def _block(self, name: str, number: int) -> int:
         count = self.layers
@@ -144,6 +170,10 @@ class Backbone:
             if isinstance(self._described, Tower):
                 return self._described.look_at(images, layers, self.attention_layer)
             return [self._described.look(images, layer) for layer in layers]
+
+    def _side_by_side(self, looks: Sequence[Look], pooled: bool = False) -> Batch:
+        tokens = torch.cat([look.tokens for look in looks], -1) if len(looks) > 1 else looks[0].tokens
+        return Batch(tokens, looks[-1].attention, looks[-1].pooled if pooled else self._predictions(looks[-1]))
 
     def _predictions(self, look: Look) -> Tensor | None:
         with torch.no_grad():

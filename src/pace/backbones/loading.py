@@ -21,7 +21,7 @@ from pace.backbones.preprocessing import NORMALIZATIONS
 from pace.backbones.weight_files import FORMATS
 from pace.files import expect, read_json, reading
 
-Layer = int | Literal["auto"]
+Layer = int | tuple[int, ...] | Literal["auto"]
 COLOR = "color"
 CHECKPOINT = "model.safetensors"  # of a run of `pace finetune`
 _SHIPPED = {COLOR: color_vit.load, "birds": birds_vit.load}  # the models that come with the package
@@ -129,7 +129,8 @@ class ModelChoice:
     name, architecture, image_size, normalize
         As `load` takes them (`architecture` is its `model`); "color" and "birds" are the models that come with the package.
     layer
-        The block to explain; "auto" leaves it to `choose_layer`. None is "auto", or the suitable block of "color".
+        The block to explain, or two, as `Backbone` takes them; "auto" leaves it to `choose_layer`. None is "auto", or the
+        suitable block of "color".
     attention_layer, count_cls
         As `Backbone` takes them. With an automatic layer, the last block's attention is used.
     """
@@ -201,7 +202,7 @@ def open_backbone(
     model: nn.Module,
     choice: ModelChoice,
     device: torch.device,
-    choose_layer: Callable[[nn.Module], int] | None = None,
+    choose_layer: Callable[[nn.Module], int | tuple[int, int]] | None = None,
     head: Head | None = None,
 ) -> Backbone:
     """`model` on the device, at the layer of `choice`. `choose_layer` is asked for an automatic one."""

@@ -48,7 +48,8 @@ class SplitObservations(Observations):
         embeddings, attention = _select(whole.embeddings, places), _select(whole.attention, places)
         rest = _select(whole.embeddings, list(range(counted, whole.prefix_tokens)))
         values = embeddings, attention, whole.predictions, whole.grid, counted
-        return cls(*values, crops=whole.crops, rest=rest, cls_beside=cls_beside, check=False)
+        more: Any = {"crops": whole.crops, "origin": whole.origin, "check": False}
+        return cls(*values, rest=rest, cls_beside=cls_beside, **more)
 
     def __getitem__(self, images: Any) -> SplitObservations:
         part = super().__getitem__(images)
@@ -61,7 +62,8 @@ class EveryToken:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone, self.grid = backbone, backbone.grid
-        self.layer, self.device, self.preprocessing = backbone.layer, backbone.device, backbone.preprocessing
+        self.layer, self.blocks, self.device = backbone.layer, backbone.blocks, backbone.device
+        self.attention_layer, self.preprocessing = backbone.attention_layer, backbone.preprocessing
         size = self.preprocessing.size
         with torch.no_grad():
             tokens = backbone.split(torch.zeros(1, 3, *size, device=self.device))
@@ -140,7 +142,8 @@ class Head:
         self._total = len(read)
         self._shape = _shape_of(observations)
         self.n_tokens, observed_dim, self.prefix_tokens = self._shape
-        if observed_dim != dim or self.n_tokens > self._total:
+        self._own = slice(observed_dim - dim, None)  # of two blocks the second goes on into h
+        if observed_dim not in (dim, len(backbone.blocks) * dim) or self.n_tokens > self._total:
             found = f"{self.n_tokens} tokens of {observed_dim} dimensions, but this layer has {self._total} of {dim}"
             raise ValueError(f"observations have {found}; observe with the backbone that is explained")
         counts = torch.ones_like(read)  # of all T tokens, those between prefix and patches do not count
@@ -206,10 +209,10 @@ class Head:
 
     def _load(self, observations: Observations, images: slice) -> Tensor:
         """The tokens (B, R + U, d) that h reads, those that count first."""
-        tokens, start = observations.batch(images).embeddings, observations.prefix_tokens
+        tokens, start = observations.batch(images).embeddings[..., self._own], observations.prefix_tokens
         beside = self._total - observations.n_tokens
         if isinstance(observations, SplitObservations):
-            rest = _tensor(observations.rest[images]).to(tokens)
+            rest = _tensor(observations.rest[images])[..., self._own].to(tokens)
         else:
             rest = tokens.new_zeros(len(tokens), beside, tokens.shape[2])
             missing = int(((self._places >= start) & (self._places < start + beside)).sum())

@@ -99,7 +99,7 @@ def prepare_subject(
     if predictions is None or predictions.shape[1] < classes:
         found = "no classifier" if predictions is None else f"a classifier of {predictions.shape[1]} classes"
         raise ValueError(f"{about['name']} has {found}, and {dataset.name} has {classes} classes; fine-tune it")
-    layers = {"layer": backbone.layer, "attention_layer": backbone.attention_layer}
+    layers = {"layer": backbone.place, "attention_layer": backbone.attention_layer}
     shape = {"d": backbone.dim, "image_size": [height, width]}
     return Subject(backbone, {**about, **layers, "count_cls": backbone.count_cls, **shape})
 

@@ -51,7 +51,7 @@ def observe_once(run: Run, job: Job, pairs: bool) -> tuple[OpenedModel, Views]:
     named, pooled = _head_by_names(job), job.head.head is not None
     seed, known = job.options.seed, None
 
-    def choose(model: nn.Module) -> int:
+    def choose(model: nn.Module) -> int | tuple[int, int]:
         nonlocal known
         head = None if named is None or named[0] is None else named[0].to(job.device)
         told: Any = {"report": note, "count_cls": job.choice.count_cls, "head": head, "pooled": pooled}

@@ -183,7 +183,7 @@ def at_layer(
 
     backbone = open_backbone(model, choice, device, **options)
     name = str(located(str(choice.name)))
-    found = replace(choice, name=name, layer=backbone.layer, attention_layer=backbone.attention_layer)
+    found = replace(choice, name=name, layer=backbone.place, attention_layer=backbone.attention_layer)
     return OpenedModel(backbone, found, class_names)
 
 

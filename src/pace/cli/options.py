@@ -38,6 +38,16 @@ def _parser(expected: str, accepts: Callable[[Any], bool]) -> Callable[[object],
     return parse
 
 
+def _layer(given: object) -> Any:
+    if given == "auto" or isinstance(given, (int, tuple)):
+        return given
+    try:
+        numbers = [int(part) for part in (given if isinstance(given, list) else str(given).split(","))]
+    except ValueError:
+        raise typer.BadParameter(f"expected a block, two by a comma, or auto; found {given}") from None
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
 def _repeat(ctx: typer.Context, file: str | None) -> str | None:
     """--config: the options of an earlier run become the defaults."""
     if file is not None and not ctx.resilient_parsing:
@@ -136,9 +146,9 @@ _ARCHITECTURE = _model_option(metavar="NAME", help="What the weights in a file a
 _SIZE = _model_option(min=1, help="Pixels per side; position embeddings are resized.")
 _NORMALIZE = _model_option(metavar="imagenet|half|clip", help="How pixels are normalised, if not as usual.")
 _LAYER = _model_option(
-    parser=_parser("a whole number or auto", lambda value: value == "auto" or isinstance(value, int)),
-    metavar="NUMBER|auto",
-    help="Block to explain, negative from the end; auto is the last one whose patches differ within images.",
+    parser=_layer,
+    metavar="BLOCKS|auto",
+    help="Block to explain, negative from the end; or two, 8,11: for parts and for kinds.",
     show_default="auto; for color, the first",
 )
 

@@ -33,7 +33,7 @@ _PATTERN = {"format": FORMAT, "command": str, "status": str, "started": str, "co
 _IMAGES = {"images": str | None, "data_root": str | None, "split": str | None, "limit": int | None,
            "skip_unreadable": bool, "max_pixels": int | None, "seed": int, "fingerprint": str | None}  # fmt: skip
 _MODEL = {"name": str | None, "architecture": str | None, "image_size": int | None, "normalize": str | None,
-          "layer": int | str | None, "attention_layer": int | None, "count_cls": bool, "head": str | None,
+          "layer": int | str | list | None, "attention_layer": int | None, "count_cls": bool, "head": str | None,
           "fingerprint": str, "class_names": list | None}  # fmt: skip
 _REMEDY = "delete its folder, and run the command again"
 _NO_MATTER = ("device", "memory", "batch_size", "checkpoint_every")  # options that change rounding at most

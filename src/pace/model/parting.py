@@ -1,9 +1,9 @@
 """Where parts and kinds start: the features that tell them, parts by EM on a sample of images, kinds by splitting parts.
 
 What tells parts: the directions in which patches of one image differ most, beside what a change of view does to the same
-place. What tells kinds: those in which a part differs most from image to image, beside what a change of view does to it. A
-part gets as many kinds as it has to tell: the group of images in which a part varies most is split in two, again and again,
-until there are enough.
+place. What tells kinds: those in which a part differs most from image to image, beside what a change of view does to it. Of
+two blocks side by side, the first tells parts and the second kinds. A part gets as many kinds as it has to tell: the group
+of images in which a part varies most is split in two, again and again, until there are enough.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def nested_start(
     rows = np.sort(rng.choice(len(observations), min(_IMAGES, len(observations)), replace=False))
     views = [view[rows] for view in (observations, perturbed) if view is not None]
     moments = _moments(views[0], views[1] if len(views) == 2 else None, settings)
-    to_parts = _telling(moments.within, moments.view, _TELL_PARTS, _PARTS_FLOOR).to(settings.dtype)
+    width = observations.dim // observations.blocks
+    first, last = slice(0, width), slice(observations.dim - width, None)  # blocks, the same one if there is one
+    to_parts = _telling(moments.within, moments.view, first, _TELL_PARTS, _PARTS_FLOOR).to(settings.dtype)
     u, count = _part_features(views[0], to_parts, settings)
     parts, alpha, parts_prior = _learn_parts(u, count, n_parts, alpha, family, rank, settings, rng)
 
@@ -75,15 +77,15 @@ def nested_start(
     weight = size / size.sum()
     middle = (means * weight[:, :, None]).sum(0) / weight.sum(0)[:, None].clamp_min(1e-30)
     between = _outer(means - middle, weight)
-    within = (moments.total - between - _outer(middle[None], weight.sum(0))).diagonal().clamp_min(0).sum()
-    effect = float(between.trace() / (between.trace() + within))
+    within = (moments.total - between - _outer(middle[None], weight.sum(0))).diagonal()[last].clamp_min(0).sum()
+    effect = float(1 / (1 + within / between.diagonal()[last].sum()))
     if effect < least:
         return None
     moved = torch.zeros_like(between)
     if len(pooled) == 2:
         both = torch.minimum(size, pooled[1][0])
         moved = _outer(means - pooled[1][1], both / both.sum()) / 2
-    to_kinds = _telling(between, moved, _TELL_KINDS, _KINDS_FLOOR).to(settings.dtype)
+    to_kinds = _telling(between, moved, last, _TELL_KINDS, _KINDS_FLOOR).to(settings.dtype)
     part_of, kind_means, spread = _kinds(means @ to_kinds, size, n_concepts, seed)
     kinds_prior = spread * torch.eye(to_kinds.shape[1], dtype=torch.float64, device=settings.device)
     sizes = torch.bincount(part_of, minlength=n_parts).double()
@@ -170,13 +172,15 @@ def _outer(x: Tensor, weights: Tensor) -> Tensor:
     return ((flat * weights.reshape(-1, 1)).T @ flat).double()
 
 
-def _telling(variation: Tensor, view: Tensor, most: int, floor: float) -> Tensor:
-    """The directions (d, r) in which variation is largest against the view's, scaled so that the latter is 1."""
+def _telling(variation: Tensor, view: Tensor, own: slice, most: int, floor: float) -> Tensor:
+    """The directions (d, r) of a block in which variation is largest against the view's, scaled so that the latter is 1."""
+    whole, variation, view = len(view), variation[own, own], view[own, own]
     everywhere = torch.eye(len(view), dtype=view.dtype, device=view.device) * (variation.trace() / len(view))
     lower = torch.linalg.cholesky(view + floor * everywhere)
     inverse = torch.linalg.inv(lower)
     vectors = torch.linalg.eigh(inverse @ variation @ inverse.mT).eigenvectors.flip(1)
-    directions: Tensor = inverse.mT @ vectors[:, : min(most, len(view))]
+    directions = view.new_zeros(whole, min(most, len(view)))
+    directions[own] = inverse.mT @ vectors[:, : directions.shape[1]]
     return directions
 
 

@@ -33,11 +33,11 @@ ORIGINAL, PERTURBED = "original", "perturbed"  # folders of the two views
 
 
 class Known(NamedTuple):
-    """Images that are decoded already and were seen as they are: their places by number, pixels (uint8), observations."""
+    """Images that are decoded already and were seen: places by number, pixels (uint8), observations of both views."""
 
     places: dict[int, int]
     pixels: Tensor
-    seen: Observations
+    views: tuple[Observations, Observations]
 
 
 _View = tuple[Perturb | None, Path | None]  # how the images are perturbed, and the folder their observations go to
@@ -182,21 +182,21 @@ def _extract(
                     numbers = torch.as_tensor(rows)
                     view = batch if perturb is None else perturb(batch, numbers)
                     crops = crops_of(perturb, numbers, (batch.shape[2], batch.shape[3]))
-                    result = _seen(backbone, view, rows, None if perturb else known)
+                    result = _seen(backbone, view, rows, known, perturbed=perturb is not None)
                     behind.keep(partial(sink.append, rows[0], crops=crops), result, extremes(result.embeddings))
             advance(len(batch))
         behind.wait()
         return [sink.finish(source.total) for sink in sinks]
 
 
-def _seen(backbone: BackboneLike, view: Tensor, rows: Sequence[int], known: Known | None) -> Batch:
+def _seen(backbone: BackboneLike, view: Tensor, rows: Sequence[int], known: Known | None, perturbed: bool) -> Batch:
     """What the backbone says about a batch; only images that are not known go through it."""
     places = {} if known is None else known.places
     old = [number for number, row in enumerate(rows) if row in places]
     new = [number for number, row in enumerate(rows) if row not in places]
     if known is None or not old:
         return backbone(normalize(view, backbone.preprocessing))
-    before = known.seen.batch([places[rows[number]] for number in old], view.device)
+    before = known.views[perturbed].batch([places[rows[number]] for number in old], view.device)
     if not new:
         return before
     batch = before.map(lambda part: part.new_empty(len(rows), *part.shape[1:]))

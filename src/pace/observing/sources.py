@@ -43,7 +43,7 @@ def origin_of(backbone: BackboneLike) -> dict[str, str]:
     """`Observations.origin`: the plainest difference first. The head is left out, since concepts are found without it."""
     inner: Any = getattr(backbone, "backbone", backbone)  # of several blocks
     return {
-        "block": str(inner.layer),
+        "block": " and ".join(map(str, getattr(inner, "blocks", (inner.layer,)))),
         "attention block": str(getattr(inner, "attention_layer", inner.layer)),
         "preprocessing": str(inner.preprocessing),
         "model": getattr(inner, "model_fingerprint", inner.fingerprint)(),

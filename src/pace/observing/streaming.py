@@ -99,7 +99,7 @@ class _Stream(Observations, Lazy):
     def identity(self) -> str:
         backbone, perturb = self._backbone, self._perturb
         view = "none" if perturb is None else getattr(perturb, "fingerprint", lambda: repr(perturb))()
-        model = [backbone.fingerprint(), backbone.layer, str(backbone.preprocessing)]
+        model = [backbone.fingerprint(), str(backbone.preprocessing)]
         return short_hash([*model, self._pixels.images.fingerprint(), view])
 
     def batch(self, images: Rows, device: Device = None, dtype: torch.dtype | None = None) -> Batch:
