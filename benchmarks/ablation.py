@@ -22,7 +22,7 @@ from pace import PACE, Backbone
 from pace.ablation import ablate, hide_somehow, patches_with, shortcuts, take_away
 from pace.backbones import load_finetuned
 from pace.backbones.birds_vit import LAYER, SIZE, load_model, new_model
-from pace.baselines import explainer
+from pace.baselines import EveryToken, explainer
 from pace.demo.running import N_CONCEPTS, N_PARTS
 from pace.images import Birds
 from pace.images.birds import CLASS_KINDS, KIND_NAMES, KIND_PARTS, PART_NAMES, SHORTCUT_CLASS
@@ -159,11 +159,13 @@ def main() -> None:
     network = load_finetuned(new_model(), options.shortcut).model if shortcut else load_model()
     train, test = (Birds(split, options.per_class, SIZE, shortcut=shortcut) for split in ("train", "test"))
     backbone = Backbone(network, layer=LAYER, attention_layer=-1)
-    seen, pair = observe_pair(backbone, train)
     if shortcut:
+        seen, pair = observe_pair(backbone, train)
         expose(backbone, PACE(N_CONCEPTS, parts=N_PARTS, seed=0).fit(seen, perturbed=pair), test)
         return
-    views, kinds = (seen, backbone.observe(test)), (true_kinds(train), true_kinds(test))
+    every = EveryToken(backbone)  # for methods that ask the rest of the model
+    seen, pair = (every.counted(view) for view in observe_pair(every, train))
+    views, kinds = (seen, every.counted(every.observe(test))), (true_kinds(train), true_kinds(test))
     hiding = hide_somehow(backbone, test, np.arange(len(test)))
 
     def concepts_of(name: str) -> Concepts:

@@ -203,7 +203,7 @@ def shortcuts(
     """Concepts that are not the object, or that no other class has, and that make pictures of other classes those of a class.
 
     That is, concepts that lie outside the object in most pictures, or of which nine tenths are in pictures predicted as one
-    class. The patches of a concept, from the pictures of its class that have most of it, are put into pictures of other
+    class. The patches of a concept, from the four pictures of its class that have most of it, are put into pictures of other
     classes at the same places. A concept is listed if `least` more of these are then predicted as its class than with as many
     patches from elsewhere in the same pictures; the largest such share first. It takes 40 forward passes a concept.
 
@@ -221,7 +221,7 @@ def shortcuts(
         of_class, held = np.bincount(classes, share), phi[:, :, k] > 0.5
         label = int(of_class.argmax())
         own, others = np.flatnonzero((classes == label) & held.any(1)), np.flatnonzero(classes != label)
-        if not own.size or not others.size:
+        if len(own) < _GIVERS or not others.size:  # what few pictures have is no rule of the class
             continue
         givers = own[np.argsort(-share[own], kind="stable")[:_GIVERS]]
         outside, alone = float((within[givers, k] < 0.5).mean()), float(of_class[label] / of_class.sum())

@@ -48,9 +48,8 @@ def test_help_has_an_example_that_parses_and_the_options_of_every_command(comman
     assert any(line.startswith(f"pace {command}") for line in found)
     for line in found:
         parses(line)
-    of_runs = (
-        () if command in ("runs", "compare", "name", "find", "serve") else ("--config", "--out")
-    )  # these make none
+    makes_none = command in ("runs", "compare", "name", "find", "serve")
+    of_runs = () if makes_none else ("--config", "--out")
     assert all(option in options for option in ("--json", "--debug", *of_runs))
     assert not re.search(r"<[a-z]", options)  # as in <int range>
 
