@@ -52,6 +52,7 @@ def test_every_method_gets_every_score_it_can_have(whole):
         "effect_by_attention",
         "effect_by_lot",
         "importance_agreement",
+        "main_concept_loss",
     }
     assert {"faithfulness_given_prediction", "colour_recovery", *by_concept} <= pace.scores.keys()
     assert "faithfulness_given_prediction" not in saliency.scores

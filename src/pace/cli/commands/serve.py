@@ -77,7 +77,10 @@ def _session(
         raise Problem("the images of this run were given in Python; name some with --images")
     shown = open_images(choice)
     with TemporaryDirectory() as folder:
-        seen, _ = found.observe(shown, False, Run(Path(folder), {}))
+        seen, perturbed = found.observe(shown, True, Run(Path(folder), {}), others=found.evaluations()[-1:])
+    assert perturbed is not None
     say(found.in_use)
     with busy("making the page"):
-        return Session(found.fitted, shown, seen, f"What the transformer sees in {Path(choice.images).name}")
+        return Session(
+            found.fitted, shown, (seen, perturbed), f"What the transformer sees in {Path(choice.images).name}"
+        )
