@@ -4,7 +4,7 @@
     uv run python benchmarks/robustness.py --kills 0 --minutes 10     # without kills, and at most 10 minutes for each part
 
 What is counted as wrong is printed with an example each. A part's own page says what it does: robustness_files.py,
-robustness_kills.py, robustness_inputs.py, robustness_names.py. The tests run a few of each (tests/robustness).
+robustness_kills.py, robustness_disks.py, robustness_inputs.py, robustness_names.py. The tests run a few of each.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import time
 from typing import Any
 
 import torch
+from robustness_disks import disks
 from robustness_files import damaged
 from robustness_inputs import inputs
-from robustness_kills import disks, kills, launches
+from robustness_kills import kills, launches
 from robustness_names import names
 from robustness_work import JOBS
 
 PARTS = {
     damaged: (10_000, "files"),
-    kills: (1_000, "processes"),
+    kills: (1_200, "processes"),
     launches: (100, "of torchrun, each with one of its processes killed"),
-    disks: (300, "that fill up"),
+    disks: (10_000, "of every size that is too small"),
     inputs: (1_000, "in Python"),
     names: (300, "of files and classes"),
 }

@@ -1,9 +1,8 @@
-"""Processes that are killed, and disks that fill up: what the next run makes of what they leave. Part of robustness.py.
+"""Processes that are killed: what the next run makes of what they leave. Part of robustness.py.
 
-Every command is killed at each of its file-system calls, then at random times, again and again in one folder, until it comes
-to its end: its files have to be those of an undisturbed run, bit for bit (times of the clock aside). Under torchrun's own agent
-one of two processes is killed. Full disks are small ones in memory, which takes the right to mount them: every command ends in
-one line that names a file, leaves no half-written file under its final name, and with more room goes on to the same bits.
+Every command is killed at each of its file-system calls and at random times, some twice in one folder, and then comes to its
+end: its files have to be those of an undisturbed run, bit for bit (times of the clock aside). Under torchrun's own agent
+one of two processes is killed.
 Processes are forked from one that has imported everything, which needs Linux.
 """
 
@@ -13,10 +12,8 @@ import io
 import json
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -152,38 +149,38 @@ def different(one: dict[str, object], other: dict[str, object]) -> list[str]:
 
 
 def kills(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
-    """First at every file-system call of every job, then at random times until there were so many."""
-    draw, tally, wrong = random.Random(seed), Counter[str](), dict[str, str]()
-    for name in ("kills", "at a call", "at a random time", "resumed to the end", "different", "failed"):
-        tally[name] = 0
+    """At every file-system call of every job, and at random times of every job in turn, in an order by lot."""
+    draw, wrong = random.Random(seed), dict[str, str]()
+    tally = Counter(
+        {"kills": 0, "at a call": 0, "at a random time": 0, "resumed to the end": 0, "different": 0, "failed": 0}
+    )
     folder = workshop() / "disk" / "out"
     known = {name: undisturbed(name) for name in names}
-
-    def to_the_end(name: str, title: str, again: Callable[[], Ended]) -> None:
-        """Count what becomes of a folder where processes are killed until one is not."""
-        while (ended := again()).code is None:
-            tally["kills"] += 1
-            tally[title] += 1
-            tally[f"of {name}"] += 1
-        outcome = "failed" if ended.code else "resumed to the end"
-        if not ended.code and (unlike := different(dict(contents(folder)), known[name].files)):
-            outcome = "different"
-        if outcome != "resumed to the end":
-            wrong.setdefault(f"{outcome}: {name}", ended.said[-1500:] if ended.code else str(unlike))
-        tally[outcome] += 1
-        shutil.rmtree(folder)
-
     calls = [(name, at) for name in names for at in range(known[name].calls)]
     draw.shuffle(calls)
-    for name, at in calls:
-        if tally["kills"] >= count or time.monotonic() > until:
+    by_lot = max(count // 4, count - len(calls))
+    chosen: list[tuple[str, int | None]] = [
+        *calls[: count - by_lot],
+        *((names[n % len(names)], None) for n in range(by_lot)),
+    ]
+    draw.shuffle(chosen)
+    for name, first in chosen:
+        if time.monotonic() > until:
             break
-        planned = iter([at])
-        to_the_end(name, "at a call", lambda: forked(JOBS[name], folder, next(planned, None)))  # noqa: B023
-    while tally["kills"] < count and time.monotonic() < until:
-        name = draw.choice(list(names))
-        seconds = known[name].seconds
-        to_the_end(name, "at a random time", lambda: forked(JOBS[name], folder, after=draw.uniform(0, 1.2 * seconds)))  # noqa: B023
+        ended = []
+        for at in [first] + [None] * (draw.random() < 0.25):  # a quarter are killed again when they go on
+            after = draw.uniform(0, 1.5 * known[name].seconds) if at is None else None
+            ended.append(forked(JOBS[name], folder, at, after))
+            if ended[-1].code is None:
+                tally.update(["kills", "at a call" if after is None else "at a random time", f"of {name}"])
+        ended.append(forked(JOBS[name], folder))
+        failed = [one for one in ended if one.code]
+        unlike = different(dict(contents(folder)), known[name].files)
+        outcome = "failed" if failed else "different" if unlike else "resumed to the end"
+        if outcome != "resumed to the end":
+            wrong.setdefault(f"{outcome}: {name}", failed[0].said[-1500:] if failed else str(unlike))
+        tally[outcome] += 1
+        shutil.rmtree(folder)
     return {"calls there are": len(calls), **tally, "wrong": wrong}
 
 
@@ -244,50 +241,3 @@ def _kill_one(harness: int, after: float) -> int:
             pass
         time.sleep(0.01)
     return 0
-
-
-# -- full disks -------------------------------------------------------------------------------------------------------
-
-
-def disks(count: int, seed: int, until: float, names: Sequence[str]) -> dict[str, Any]:
-    """Every job on disks of all sizes up to twice what it needs; and again, when there is room."""
-    draw, tally, wrong = random.Random(seed), Counter(disks=0, full=0, different=0, raw=0), dict[str, str]()
-    disk = workshop() / "disk"
-    folder = disk / "out"
-
-    def mount(size: int, *more: str) -> bool:
-        how = ["mount", "-t", "tmpfs", "-o", ",".join([f"size={size}", *more]), "tmpfs", str(disk)]
-        return subprocess.run(how, capture_output=True, check=False).returncode == 0
-
-    known = {name: undisturbed(name) for name in names}
-    if not mount(PAGE):
-        return {"wrong": {}, "left out": "mounting a small disk takes the right to do so"}
-    subprocess.run(["umount", str(disk)], check=True)
-    while tally["disks"] < count and time.monotonic() < until:
-        name = names[tally["disks"] % len(names)]
-        mount(PAGE * draw.randrange(1, 2 * known[name].pages))  # two copies of what is replaced may be there at once
-        try:
-            folder.mkdir()
-            tally["disks"] += 1
-            ended = forked(JOBS[name], folder)
-            tally["full"] += bool(ended.code)
-            if ended.code:
-                errors = [line for line in ended.said.splitlines() if line.startswith("error: ")]
-                if ended.code != 1 or len(errors) != 1 or not re.search("No space left|disk is full", errors[0]):
-                    tally["raw"] += 1
-                    wrong.setdefault(f"raw: {name}", ended.said[-2500:])
-                elif str(folder) not in errors[0]:
-                    tally["names no file"] += 1
-                    wrong.setdefault(f"names no file: {name}", ended.said[-600:])
-                if half := [str(file) for file in folder.rglob("*.tmp")]:
-                    tally["half-written files left"] += 1
-                    wrong.setdefault(f"half: {name}", str(half))
-                mount(1 << 30, "remount")
-                ended = forked(JOBS[name], folder)
-            unlike = [] if ended.code else different(dict(contents(folder)), known[name].files)
-            if ended.code or unlike:
-                tally["different"] += 1
-                wrong.setdefault(f"different: {name}", f"{unlike} {ended.said[-1500:]}")
-        finally:
-            subprocess.run(["umount", str(disk)], check=True)
-    return {**tally, "wrong": wrong}

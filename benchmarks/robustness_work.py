@@ -31,8 +31,8 @@ COMMANDS = {
     "evaluate": "evaluate --run done --bootstrap 5",
     "report": "report --run done --limit 4",
     "explain": "explain photos/a/0.png photos/b/1.png --run done",
-    "benchmark": "benchmark --datasets color --limit 8 --methods pace,position -k 3 --bootstrap 2 --hidden-images 0 "
-    "--patch-images 8",
+    "benchmark": "benchmark --datasets color --limit 8 --methods pace,position -k 3 --set pace.max_iter=4 --bootstrap 2 "
+    "--hidden-images 0 --patch-images 8",
 }
 
 
@@ -76,12 +76,17 @@ def in_python(folder: Path) -> int:
 
 def command(text: str | list[str], folder: Path) -> int:
     """A command of `pace`, as a user calls it, that writes to this folder; its exit code."""
-    from typer.main import get_command
-
-    code: int = get_command(app).main(
+    code: int = _pace().main(
         [*(text.split() if isinstance(text, str) else text), "--out", str(folder)], standalone_mode=False
     )
     return code
+
+
+@cache
+def _pace() -> Any:
+    from typer.main import get_command
+
+    return get_command(app)
 
 
 JOBS: dict[str, Callable[[Path], int]] = {

@@ -31,7 +31,8 @@ def test_a_probe_is_the_logistic_regression_it_was_fitted_by(classes: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("labels", "found"), [([0, 0, 2, 2], "found 2 from"), ([1, 1, 2, 2], "found 2 from"), ([0] * 4, "found 1")]
+    ("labels", "found"),
+    [([0, 0, 2, 2], "1 of 3 classes have no image"), ([-1, 0, 1, 1], "found 3 from"), ([0] * 4, "found 1")],
 )
 def test_probes_need_an_example_of_every_class(labels: list[int], found: str) -> None:
     with pytest.raises(ValueError, match=found):
@@ -142,6 +143,13 @@ def test_an_image_is_not_its_own_neighbour() -> None:
     assert found[0] == labels[0]
     everything_alike = Neighbours(torch.ones(4, 2), torch.eye(2)[[0, 0, 0, 1]])(torch.ones(1, 2)).exp()
     torch.testing.assert_close(everything_alike, torch.tensor([[0.75, 0.25]]))
+
+
+def test_classes_without_an_image_are_told_by_a_probe_and_make_no_clusters() -> None:
+    features, labels = torch.randn(8, 4), torch.tensor([0, 2, 5, 101] * 2)
+    with pytest.raises(ValueError, match="labels: 98 of 102 classes have no image; a probe needs one of each"):
+        fit_head("probe", features, labels)
+    assert fit_head("clusters", features, labels)(features).shape == (8, 4)
 
 
 def test_clusters_need_no_labels_and_the_others_say_that_they_do() -> None:

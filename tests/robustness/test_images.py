@@ -59,10 +59,31 @@ def test_the_limit_is_pillows_and_can_be_moved(tmp_path, monkeypatch):
         assert decode(tmp_path / "a.png").shape == (3, 10, 20)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "I;16", "CMYK"])
+def test_formats_that_take_more_memory_may_have_fewer_pixels_unless_the_limit_was_moved(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoding, "_FEWER", 199)
+    for name in ("a.webp", "a.png"):
+        Image.new("RGB", (20, 10)).save(tmp_path / name)
+    with pytest.raises(UnreadableImageError, match=r"a\.webp .* more than 199 pixels; if you trust it, raise PIL"):
+        decode(tmp_path / "a.webp")
+    assert decode(tmp_path / "a.png").shape == (3, 10, 20)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
+    assert decode(tmp_path / "a.webp").shape == (3, 10, 20)
+
+
+def test_a_very_narrow_picture_is_refused_since_resizing_it_takes_minutes(tmp_path):
+    for width in (400, 402):
+        Image.new("RGB", (width, 2)).save(tmp_path / f"{width}.png")
+    assert decode(tmp_path / "400.png").shape == (3, 2, 400)
+    with pytest.raises(
+        UnreadableImageError, match="402 x 2 pixels; one side may be up to 200 times as long as the other"
+    ):
+        decode(tmp_path / "402.png")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "I;16", "CMYK"])
 @pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
 def test_a_large_picture_is_reduced_to_what_it_looks_like(tmp_path, monkeypatch, mode, ending):
-    if (mode, ending) in {("RGBA", "jpg"), ("P", "jpg"), ("I;16", "jpg"), ("CMYK", "png")}:
+    if (mode, ending) in {("RGBA", "jpg"), ("LA", "jpg"), ("P", "jpg"), ("I;16", "jpg"), ("CMYK", "png")}:
         pytest.skip("no such files")
     shades = np.kron(np.linspace(20, 230, 12).reshape(3, 4), np.ones((32, 32)))
     grey = Image.fromarray(shades.astype(np.uint8))

@@ -48,11 +48,13 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(found):
 
 
 def test_killed_work_was_resumed_to_the_end(found):
-    assert found["kills"]["kills"] >= COUNTS["kills"]
-    assert found["kills"]["resumed to the end"] > 0
+    assert found["kills"]["at a call"] >= COUNTS["kills"] * 3 // 4
+    assert found["kills"]["resumed to the end"] == COUNTS["kills"]
     assert found["launches"]["resumed to the end"] == COUNTS["launches"]
 
 
 def test_disks_were_full_and_names_hostile(found):
-    assert "left out" in found["disks"] or found["disks"]["disks"] == COUNTS["disks"]
+    assert (
+        "left out" in found["disks"] or found["disks"]["disks"] == COUNTS["disks"] < found["disks"]["sizes there are"]
+    )
     assert found["names"]["outputs"] >= 9

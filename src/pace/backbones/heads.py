@@ -43,9 +43,10 @@ def linear_probe(features: Any, labels: Any) -> nn.Linear:
     x = torch.as_tensor(features).detach().double()
     y = torch.as_tensor(labels).detach().to(x.device).long()
     classes = torch.unique(y).tolist()
-    if len(classes) < 2 or classes != [*range(len(classes))]:
-        found = f"{len(classes)} from {classes[:8]}"
-        raise ValueError(f"labels: expected 0 … N − 1, N ≥ 2, each at least once; found {found}")
+    if len(classes) < 2 or classes[0] < 0:
+        raise ValueError(f"labels: expected 0 … N − 1, N ≥ 2; found {len(classes)} from {classes[:8]}")
+    if absent := (classes[-1] + 1) - len(classes):
+        raise ValueError(f"labels: {absent} of {classes[-1] + 1} classes have no image; a probe needs one of each")
     mean, scale = x.mean(0), x.std(0, correction=0)
     scale[scale <= 1e-12 * x.abs().amax(0)] = 1.0
     # As scikit-learn weighs the penalty; its one logit for two classes stands for two that are half as large.
@@ -150,7 +151,7 @@ def _clusters(features: Tensor, labels: Any) -> Any:
 
     if len(features) < 2:
         raise ValueError("head: clusters are of several images; found 1")
-    count = min(20, max(2, len(features) // 20)) if labels is None else int(torch.as_tensor(labels).max()) + 1
+    count = min(20, max(2, len(features) // 20)) if labels is None else len(torch.unique(torch.as_tensor(labels)))
     found = KMeans(max(2, count), n_init=4, random_state=0).fit(F.normalize(features.float(), dim=-1).cpu().numpy())
     return np.unique(found.labels_, return_inverse=True)[1]
 

@@ -107,7 +107,10 @@ SkipUnreadable = Annotated[bool, _images_option("--skip-unreadable", help="Leave
 MaxPixels = Annotated[
     int | None,
     _images_option(
-        "--max-pixels", min=1, help="Refuse images with more pixels.", show_default="89478485, as Pillow advises"
+        "--max-pixels",
+        min=1,
+        help="Refuse images with more pixels.",
+        show_default="89478485; 60000000 unless JPEG, PNG, GIF or BMP",
     ),
 ]
 Pairs = Annotated[

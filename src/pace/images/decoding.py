@@ -32,6 +32,9 @@ _FORMATS = {  # with their usual endings; no other decoder sees an untrusted fil
     "WEBP": [".webp"],
 }
 _ORIENTATION = 0x0112  # in EXIF data
+_USUAL = 89_478_485  # pixels that Pillow finds safe, unless told otherwise
+_COPIED = {"AVIF", "HEIF", "PPM", "TIFF", "WEBP"}  # whose decoders take up to 17 bytes a pixel
+_FEWER = 60_000_000  # pixels of these
 _PLENTY = 25_000_000  # pixels; a larger picture is reduced by a whole number, since no model sees so many
 
 
@@ -56,6 +59,8 @@ class _Room:
                 self._freed.notify_all()
 
 
+_ROWS = 16
+_NARROW = 200  # times that one side may be as long as the other; all of it is enlarged before a model's part is cut out
 _room = _Room(100_000_000)  # eight photos of a telephone
 if hasattr(os, "register_at_fork"):  # what other threads had taken is free in a new process
     os.register_at_fork(after_in_child=lambda: _room.__init__(_room._all))  # type: ignore[misc]
@@ -87,20 +92,30 @@ def readable() -> dict[str, list[str]]:
 
 
 def open_image(file: Path | BinaryIO) -> Image:
-    """Pillow's image, of which only the header has been read; refused if it has more pixels than Pillow finds safe."""
+    """Pillow's image, of which only the header has been read; refused if it has too many pixels.
+
+    That is as many as Pillow finds safe, but fewer in formats that take more memory, unless its limit was changed.
+    """
     from PIL import Image, UnidentifiedImageError
 
-    limit = Image.MAX_IMAGE_PIXELS
-    too_many = f"has more than {limit:,} pixels; if you trust it, raise PIL.Image.MAX_IMAGE_PIXELS" if limit else ""
+    limit, too_many = (
+        Image.MAX_IMAGE_PIXELS,
+        "has more than {:,} pixels; if you trust it, raise PIL.Image.MAX_IMAGE_PIXELS",
+    )
     try:
         image = Image.open(file, formats=list(readable()))
     except Image.DecompressionBombError as error:  # twice as many
-        raise ValueError(too_many) from error
+        raise ValueError(too_many.format(limit)) from error
     except UnidentifiedImageError as error:
         raise ValueError(f"cannot identify image file as one of {', '.join(readable())}") from error
+    limit = _FEWER if limit == _USUAL and image.format in _COPIED else limit
     if limit and image.width * image.height > limit:
         image.close()
-        raise ValueError(too_many)
+        raise ValueError(too_many.format(limit))
+    if max(image.size) > _NARROW * min(image.size):
+        image.close()
+        found = f"{image.width} x {image.height} pixels"
+        raise ValueError(f"it has {found}; one side may be up to {_NARROW} times as long as the other")
     return image
 
 
@@ -144,17 +159,23 @@ def _to_rgb(image: Image) -> Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         # Pillow clips 16 bits at 255 instead of scaling. 65535 / 257 = 255.
         grey = np.empty((image.height, image.width), np.uint8)
-        for row, values in zip(grey, np.asarray(image), strict=True):  # row by row, to need little memory
-            row[:] = np.rint(values / 257).clip(0, 255)
+        for top in range(0, image.height, _ROWS):  # a few at a time, to need little memory
+            rows = image.crop((0, top, image.width, min(top + _ROWS, image.height)))
+            grey[top : top + _ROWS] = np.rint(np.asarray(rows) / 257).clip(0, 255)
         image = images.fromarray(grey)
     if image.mode in ("I", "F"):
         raise ValueError(f"{image.mode} pixels (32 bits) have no agreed brightness range; save it with 8 or 16 bits")
     mode = "RGBA" if image.has_transparency_data else "RGB"
-    image = image if image.mode == mode else image.convert(mode)
-    image = image if _excess(image) == 1 else image.reduce(_excess(image))
+    if image.mode == "LA":
+        image = _reduced(image)  # first, since it takes more memory as RGBA
+    image = _reduced(image if image.mode == mode else image.convert(mode))
     if mode == "RGBA":
         image = images.alpha_composite(images.new("RGBA", image.size, "white"), image).convert("RGB")
     return image
+
+
+def _reduced(image: Image) -> Image:
+    return image if _excess(image) == 1 else image.reduce(_excess(image))
 
 
 def _excess(image: Image) -> int:
