@@ -7,7 +7,7 @@ Official split: fits see the training images alone. At every visible keypoint of
 patch that holds it; over all keypoints at once, one normalised mutual information (NMI) and one adjusted Rand index (ARI) with
 the 15 names, in percent. Peers have K parts and a background beside them; here the background must be among the K.
 
-    PACE              as `pace fit` has it, at each of the `--layers`; EM is PACE without refining, where it would be refined
+    PACE              as `pace fit` has it, at each of the `--layers`; EM is PACE whose kinds are not refined
     k-means           on the same tokens
     position          the cell of the picture, of K cells, that a keypoint lies in: what concepts without content reach
     cells of the box  likewise of the bird's true box, which no other row is told

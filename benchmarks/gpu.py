@@ -47,11 +47,11 @@ def generated(size: Size, images: int, dim: int) -> tuple[Observations, Observat
 
 
 def fit_rate(size: Size, covariance: str, both: tuple[Observations, Observations], **options: int) -> str:
-    """EM alone, with the search for a start; a short fit before it compiles the kernels."""
+    """EM with the search for a start; a short fit before it compiles the kernels. Tied ones see the second view at the end."""
     for epochs in (1, size.epochs):
         synchronise()
         start = time.perf_counter()
-        how: Any = {"parts": None, "refine": 0, "prune": False, **options}
+        how: Any = {"parts": None, "prune": False, **options}
         model = PACE(size.concepts, covariance=covariance, max_iter=epochs, **how)
         model.fit(both[0], perturbed=both[1])
         synchronise()
@@ -82,7 +82,7 @@ def explain(size: Size) -> None:
         observations, _ = generated(size, size.explained, dim)
         forward = forward_seconds(VITS[dim]) if dim in VITS else {}
         for covariance in ("tied", "full"):
-            model = PACE(size.concepts, parts=None, covariance=covariance, n_init=1, max_iter=2, refine=0, prune=False)
+            model = PACE(size.concepts, parts=None, covariance=covariance, n_init=1, max_iter=2, prune=False)
             model.fit(observations[: size.explained // 2])
             took = seconds(lambda m=model, o=observations: m.explain(o, patches=False)) / size.explained
             shares = ", ".join(f"{took / each:.0%} of a {name} forward pass" for name, each in forward.items())

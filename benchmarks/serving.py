@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 
 import pace
-from pace.images import Birds
+from pace.images import Birds, ByName, Perturbation
+from pace.observing.extract import observe_pair
 from pace.serving import Session
 from pace.serving.application import server_of
 
@@ -46,7 +47,8 @@ def main() -> None:
         {"max_iter": 1, "n_init": 1, "covariance": "diag"},
     )
     explainer = pace.explain_model(timm.create_model(args.model), images, args.concepts, layer=-2, **quick)
-    session = Session(explainer, images, explainer.backbone.observe(images), "Birds")
+    views = observe_pair(explainer.backbone, images, perturb=ByName(Perturbation(), images.names))
+    session = Session(explainer, images, views, "Birds")
     third = list(range(args.concepts // 3))
     others = [k + len(third) for k in third]
     file = io.BytesIO()

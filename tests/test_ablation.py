@@ -110,14 +110,26 @@ def test_without_the_shortcut_the_prediction_is_repaired(biased):
     assert (done.area[wrong].argmax(1) == 1).mean() >= 0.6
 
 
-def test_listed_shortcuts_cost_their_class_something_and_are_outside_or_its_own(biased):
-    backbone, concepts, images, _ = biased
+def test_the_shortcut_is_listed_and_what_does_not_make_the_class_is_not(biased):
+    backbone, concepts, images, (tagged, _) = biased
+    tag = int(concepts.explain(backbone.observe(tagged)).phi[:, 0].mean(0).argmax())
     objects = np.zeros((len(images), 4, 4))
     objects[:, 1:3, 1:3] = 1
     found = pace.shortcuts(backbone, concepts, images, objects=objects)
-    assert found
-    assert all(one.drop >= 0.1 and (one.outside > 0.5 or one.alone >= 0.9) for one in found)
-    assert [one.drop for one in found] == sorted((one.drop for one in found), reverse=True)
+    assert [(one.concept, one.label) for one in found] == [(tag, 1)]
+    (one,) = found
+    assert one.taken - one.elsewhere >= 0.5
+    assert one.outside > 0.5
+    assert one.alone >= 0.9
+    every = pace.shortcuts(backbone, concepts, images, objects=objects, least=-1)
+    assert found[0] == every[0]
+    assert len(every) > 1
+    assert all(one.outside > 0.5 or one.alone >= 0.9 for one in every)
+
+
+def test_where_one_class_is_predicted_there_are_no_shortcuts(biased):
+    backbone, concepts, _, (tagged, label) = biased
+    assert not pace.shortcuts(backbone, concepts, tagged[label == 1][:4])  # there are no others to put it into
 
 
 def test_a_concept_can_be_put_in_the_place_of_another(biased):

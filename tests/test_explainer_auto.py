@@ -74,10 +74,6 @@ def test_concepts_that_the_patches_do_not_ask_for_stay_empty_and_it_warns():
     assert_planted(pruned.means_[:4])
 
 
-def test_refining_leaves_empty_concepts_empty():
-    assert fit(20, prune=True, refine=5).empty_concepts_.tolist() == list(range(4, 20))
-
-
 @pytest.mark.parametrize("follows", [True, False])
 def test_by_default_it_prunes_only_if_the_few_concepts_predict_the_label(follows, monkeypatch):
     """Patches need not lie in clouds; then they ask for few concepts, and these say little."""
@@ -87,7 +83,7 @@ def test_by_default_it_prunes_only_if_the_few_concepts_predict_the_label(follows
     concept = 2 * shown[:, None] + rng.integers(2, size=(60, 16))  # two concepts for each class
     patches = 4 * rng.normal(size=(4, 8))[concept] + 0.3 * rng.normal(size=(60, 16, 8))
     images = Observations(patches.astype(np.float32), np.ones((60, 16)), np.eye(2)[shown if follows else said])
-    model = PACE(20, refine=0, n_init=1, **QUICK)
+    model = PACE(20, n_init=1, **QUICK)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(images)

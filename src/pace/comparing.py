@@ -41,9 +41,8 @@ def compare(one: Any, other: Any, images: Any = None) -> list[Match]:
     ours, theirs = (found[:, _places(found, grid, 1)][:, :, _places(found, grid, 2)] for found in maps)
     both = np.einsum("mrck,mrcl->kl", ours, theirs, optimize=True)
     either = np.square(ours).sum((0, 1, 2))[:, None] + np.square(theirs).sum((0, 1, 2)) - both
-    alike = both / either.clip(
-        1e-12
-    )  # 1 for the same maps; where every patch has one concept, a plain share of patches
+    # 1 for the same maps; where every patch has one concept, a plain share of patches.
+    alike = both / either.clip(1e-12)
     held = ours.sum((0, 1, 2))[:, None] + theirs.sum((0, 1, 2))
     pairs = [pair for pair in zip(*linear_sum_assignment(alike, maximize=True), strict=True) if held[pair] >= 1]
     names = one.names, other.names

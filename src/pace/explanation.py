@@ -1,11 +1,4 @@
-"""What PACE says about images: concept mixtures with their uncertainty, and the concepts of every patch.
-
-How sure a share is. A patch counts by its attention, and neighbours that repeat each other count less: the weights ω_mj of an
-image sum to its effective number n_m of independent patches (`pace.model.effective`). With a prior Dir(a), the likelihood of
-the concepts' shares is Π_j (Σ_k θ_k p_jk)^ω_j. Its covariance at the mode counts only what is known of θ although patches
-may belong to either of two concepts (Louis 1982), and gives every share a Beta distribution. Where every patch has one concept
-for sure these are the marginals of Dir(a + Σ_j ω_j φ_j).
-"""
+"""What PACE says about images: concept mixtures with their uncertainty, and the concepts of every patch."""
 
 from __future__ import annotations
 
@@ -21,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pace.atomic import write_atomically
+from pace.intervals import beta_of_shares, credible
 from pace.naming import Name, concept_names, hidden_among
 
 Array = npt.NDArray[Any]
 
 _SHOWN = 1e-3  # of an image's largest share; a concept with less is in the image only because of its prior
 _DIGITS = 6  # in files
-_SETTLING = 20  # steps of EM from θ to the mode; more changed no planted coverage
-_FAINT = 1e-3  # effective patches below which a concept is as good as absent
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,22 +86,11 @@ class Explanation:
         return self._interval(level, self.parts, None)
 
     def _interval(self, level: float, shares: Array, kinds: Array | None) -> tuple[Array, Array]:
-        from scipy.stats import beta
-
         if not 0 < level < 1:
             raise ValueError(f"level: expected a probability between 0 and 1; found {level}")
         if self.n_parts == 1 and kinds is None:
             return np.ones_like(shares), np.ones_like(shares)
-        for_it, against = self._marginals()
-        ends = []
-        for tail in ((1 - level) / 2, (1 + level) / 2):
-            if kinds is None:
-                ends.append(beta.ppf(tail, for_it, against))
-            else:  # 0 with probability 1 - ψ, else the part's Beta distribution
-                rest = np.clip((tail - (1 - kinds)) / kinds.clip(1e-12), 0, 1)
-                of_part = beta.ppf(rest, *(some[:, self._part_of] for some in (for_it, against)))
-                ends.append(np.where(rest > 0, of_part, 0.0))
-        return np.minimum(ends[0], shares), np.maximum(ends[1], shares)
+        return credible(level, shares, self._marginals(), kinds, self._part_of)
 
     def _marginals(self) -> tuple[Array, Array]:
         """Parameters (M, P) of the Beta distribution of every part's share; without φ as if every patch had one for sure."""
@@ -120,7 +101,7 @@ class Explanation:
                 counts = self.prior + self.parts * self.weights.sum(1, keepdims=True)
             return counts, counts.sum(1, keepdims=True) - counts
         images = zip(self.phi, gamma, self.weights, strict=True)
-        found = [_beta(self.by_part(phi), counts, weights, self.prior) for phi, counts, weights in images]
+        found = [beta_of_shares(self.by_part(phi), counts, weights, self.prior) for phi, counts, weights in images]
         both: Array = np.array(found).reshape(len(self), 2, self.n_parts)
         return both[:, 0], both[:, 1]
 
@@ -315,30 +296,3 @@ def _is_shown(theta: Array) -> Array:
     """Whether an image shows a concept (…, K). Other methods' attributions may be negative: their size counts."""
     size = np.abs(theta)
     return np.asarray(size >= _SHOWN * size.max(-1, keepdims=True))
-
-
-def _beta(phi: Array, gamma: Array, weights: Array, prior: Array) -> tuple[Array, Array]:
-    """Parameters (K,) of the shares' Beta distributions in one image."""
-    from scipy.special import digamma
-
-    effective, strength = weights.sum(), prior.sum()
-    total = effective + strength
-    theta, precision = prior / total, np.full(len(prior), float(total))  # as of a concept without any patch
-    seen = np.flatnonzero(weights @ phi > _FAINT)
-    # φ_jk ∝ p_jk exp E log θ_k, so the likelihoods p follow from φ but for a factor of each patch.
-    field = digamma(gamma[seen].astype(np.float64))
-    likelihood = phi[:, seen] * np.exp(np.minimum(field.max() - field, 40))
-    likelihood /= likelihood.max(1, keepdims=True).clip(1e-300)
-    share = gamma[seen] / gamma[seen].sum()
-    for _ in range(_SETTLING):
-        norm = (likelihood @ share).clip(1e-300)
-        counts = share * ((weights / norm) @ likelihood)
-        share = (prior[seen] + counts) / total
-    own = likelihood * share
-    own /= own.sum(1, keepdims=True).clip(1e-300)
-    inverse = np.linalg.inv((own * weights[:, None]).T @ own + np.diag(prior[seen]))
-    pull = share * (inverse @ share)
-    all_pulls = pull.sum() + (np.delete(prior, seen) / total**2).sum()
-    variance = share**2 * np.diag(inverse) - pull**2 / all_pulls
-    theta[seen], precision[seen] = share, share * (1 - share) / variance.clip(1e-12)
-    return theta * precision, (1 - theta) * precision

@@ -20,10 +20,8 @@ def matching_patches(crops: Any, grid: tuple[int, int]) -> npt.NDArray[np.int64]
     def along(start: npt.NDArray[Any], stop: npt.NDArray[Any], cells: int) -> npt.NDArray[np.int64]:
         centres = (np.arange(cells) + 0.5) / cells
         places = start[:, None] + centres * (stop - start)[:, None]
-        found: npt.NDArray[np.int64] = (
-            np.floor(places * cells).clip(0, cells - 1).astype(np.int64)
-        )  # rounding may put the edge outside
-        return found
+        whole: npt.NDArray[np.int64] = np.floor(places * cells).astype(np.int64)
+        return whole.clip(0, cells - 1)  # rounding may put the edge outside
 
     left, top, right, bottom = boxes.T
     row, column = along(top, bottom, grid[0]), along(left, right, grid[1])

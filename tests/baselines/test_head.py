@@ -5,8 +5,8 @@ import pytest
 import torch
 from toys import GRID, Toy, linear, read_by_all, read_by_cls
 
-from pace import Observations
-from pace.baselines import SplitObservations
+from pace import Backbone, Observations
+from pace.baselines import EveryToken, SplitObservations, last_block
 from pace.baselines.head import Head
 
 
@@ -64,6 +64,29 @@ def test_what_does_not_count_goes_through_the_model_beside_what_does(counted):
                 Observations(observations.embeddings, torch.ones(3, 6 + counted), grid=GRID, prefix_tokens=counted), 3
             )
         )
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_of_two_blocks_the_last_goes_on_into_the_model(stored, tmp_path):
+    timm = pytest.importorskip("timm")
+    vit = timm.models.VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=3, reg_tokens=1, global_pool="avg"
+    ).eval()
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    both, alone = (Backbone(vit, layer, attention_layer=-1) for layer in ((0, 1), 1))
+    options = {"store": tmp_path / "kept"} if stored else {}
+    seen = EveryToken(both).observe(images, **options)
+    assert (seen.dim, seen.blocks) == (32, 2)
+    last = last_block(seen)
+    assert (last.dim, last.blocks) == (16, 1)
+    assert last_block(last) is last
+    expected = EveryToken(alone).observe(images)
+    np.testing.assert_allclose(last[[2, 0]].embeddings, expected.embeddings[[2, 0]], atol=2e-3)
+    np.testing.assert_allclose(last.rest, expected.rest, atol=2e-3)
+    (part,) = Head(both, last).parts(last, 3)
+    torch.testing.assert_close(
+        part.logits(part.tokens).softmax(1), torch.as_tensor(np.array(seen.predictions)), atol=2e-3, rtol=0
+    )
 
 
 def test_observations_of_another_model_are_refused():

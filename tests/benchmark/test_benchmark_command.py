@@ -35,7 +35,7 @@ def test_it_prints_the_tables_and_says_where_they_are(tiny, tmp_path, capsys):
     record = json.loads((tmp_path / "found" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["configuration"]["layer"] == "auto"
-    assert f"color: block {record['results']['about']['color']['backbone']['layer']}: " in err
+    assert "color: parts at block " in err
     rows = record["results"]["rows"]
     assert [row["method"]["options"]["n_concepts"] for row in rows] == [3, 2]
     assert (tmp_path / "found" / "results.md").is_file()

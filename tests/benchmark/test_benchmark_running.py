@@ -52,6 +52,7 @@ def test_every_method_gets_every_score_it_can_have(whole):
         "effect_by_attention",
         "effect_by_lot",
         "importance_agreement",
+        "main_concept_loss",
     }
     assert {"faithfulness_given_prediction", "colour_recovery", *by_concept} <= pace.scores.keys()
     assert "faithfulness_given_prediction" not in saliency.scores
@@ -154,22 +155,22 @@ def test_a_method_that_fails_is_a_row_and_is_tried_again(whole, recipe):
 def test_an_automatic_layer_is_chosen_on_the_training_images(tmp_path, recipe, monkeypatch):
     from pace.backbones import layers
 
-    observe, asked, shares = layers.observe, [], iter([0.2, 0.5])
+    observe_pair, asked, shares = layers.observe_pair, [], iter([0.2, 0.5, 0.1])
 
     def watched(backbone, images, **options):
-        asked.append((backbone.layers[:2], images.fingerprint()))
-        return observe(backbone, images, **options)
+        asked.append((backbone.layers, images.fingerprint()))
+        return observe_pair(backbone, images, **options)
 
-    monkeypatch.setattr(layers, "observe", watched)
-    monkeypatch.setattr(layers, "within_share", lambda seen: next(shares))
+    monkeypatch.setattr(layers, "observe_pair", watched)
+    monkeypatch.setattr(layers, "kept_share", lambda *views: next(shares))
     lines = []
-    results = small(tmp_path, recipe, ["kmeans", "saliency"], options={}, report=lines.append)
+    results = small(tmp_path, recipe, ["pace", "kmeans", "saliency", "craft"], options={}, report=lines.append)
     train = open_dataset("color", None, 12, 0).train.fingerprint()
-    assert asked == [([5, 4], train)]  # all blocks from one run of the model
-    assert lines[0] == "color: block 4: 50.0 % of its patches' variance lies within images, against 20.0 % at block 5"
+    assert asked == [([3, 4, 5], train)]  # all blocks from one run of the model
+    assert lines[0].startswith("color: parts at block 4, where a change of view leaves 50% of what sets patches apart")
     about = results.about["color"]["backbone"]
-    assert (about["layer"], about["attention_layer"]) == (4, 5)
-    assert [row.failed for row in results.rows] == [None, None]
+    assert (about["layer"], about["attention_layer"]) == ((4, 5), 5)
+    assert [row.failed for row in results.rows] == [None] * 4
 
 
 @pytest.mark.parametrize("counted", [False, True])

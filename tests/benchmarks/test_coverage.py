@@ -1,4 +1,4 @@
-"""90 % intervals cover planted mixtures, in the cases that docs/model.md lists."""
+"""90 % intervals cover planted mixtures, in the cases that benchmarks/coverage.py has."""
 
 import coverage
 import pytest

@@ -48,9 +48,8 @@ def test_help_has_an_example_that_parses_and_the_options_of_every_command(comman
     assert any(line.startswith(f"pace {command}") for line in found)
     for line in found:
         parses(line)
-    of_runs = (
-        () if command in ("runs", "compare", "name", "find", "serve") else ("--config", "--out")
-    )  # these make none
+    makes_none = command in ("runs", "compare", "name", "find", "serve")
+    of_runs = () if makes_none else ("--config", "--out")
     assert all(option in options for option in ("--json", "--debug", *of_runs))
     assert not re.search(r"<[a-z]", options)  # as in <int range>
 
@@ -112,9 +111,9 @@ def test_a_gpu_is_taken_where_there_is_one_apples_too(monkeypatch: pytest.Monkey
         (["fit", "-k", "1.5"], "found 1.5"),
         (["fit", "--covariance", "round"], "'full', 'diag', 'tied' or 'low_rank'; found round"),
         (["fit", "--alpha", "-1"], "expected one positive number"),
-        (["fit", "--refine", "abc"], "expected a whole number of at least 0 or 'auto'"),
+        (["fit", "--refine", "abc"], "expected a whole number of at least 0 and at most 1000000 or 'auto'"),
         (["fit", "--memory", "abc"], "expected bytes or a size like '8GB' or '8GiB'; found abc"),
-        (["fit", "--layer", "last"], "expected a whole number or auto; found last"),
+        (["fit", "--layer", "last"], "expected a block, two by a comma, or auto; found last"),
         (["extract", "--images", "color"], "--model"),
         (["explain"], "PICTURE"),
         (["explain", "flat/0.png", "--level", "90"], "less than or equal to 1"),

@@ -284,13 +284,13 @@ def test_an_extraction_resumes_in_its_folder_and_refuses_another_model(elsewhere
 def test_an_automatic_layer_is_explained_and_remembered(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
     from pace.backbones import layers
 
-    shares = iter([0.25, 0.75] * 9)  # the last block never has enough within images, the one before always has
-    monkeypatch.setattr(layers, "within_share", lambda seen: next(shares))
+    shares = iter([0.25, 0.75, 0.5] * 9)  # a view leaves most of the last block but one alone
+    monkeypatch.setattr(layers, "kept_share", lambda *views: next(shares))
     outcome = invoke(*FIT, "--out", "fit")
     assert outcome.code == 0, outcome.err
-    assert "block 4: 75.0 % of its patches' variance lies within images, against 25.0 % at block 5" in outcome.err
+    assert "parts at block 4, where a change of view leaves 75% of what sets patches apart" in outcome.err
     kept = record(elsewhere / "fit")
-    assert (kept["model"]["layer"], kept["model"]["attention_layer"]) == (4, 5)
+    assert (kept["model"]["layer"], kept["model"]["attention_layer"]) == ([4, 5], 5)
     assert invoke("explain", "shop/flat/0.png", "--run", "fit").code == 0
     again = invoke("fit", "--config", "fit", "--json").document
     assert again["model"] == kept["model"]

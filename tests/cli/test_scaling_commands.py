@@ -48,7 +48,7 @@ def test_a_gallery_of_many_images_is_drawn_from_a_sample(pace: Pace, tmp_path: P
 
 @pytest.mark.parametrize(
     "how",
-    [(), ("--minibatch", "5"), ("--covariance", "tied", "--epochs", "1", "--refine", "3")],
+    [(), ("--minibatch", "5"), ("--covariance", "tied", "--parts", "2", "--epochs", "1", "--refine", "3")],
     ids=["epochs", "minibatches", "refining"],
 )
 def test_a_killed_fit_resumes_with_the_same_command(
@@ -139,9 +139,8 @@ def test_torchrun_restarts_a_killed_worker_from_the_checkpoint(workshop: Path, t
     done = torchrun(SHAKY, *fit, "--out", "two", "--json", cwd=tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert (
-        json.loads(done.stdout)["status"] == "finished"
-    )  # one document, also if the first attempt ended with an error
+    # One document, also if the first attempt ended with an error.
+    assert json.loads(done.stdout)["status"] == "finished"
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0", "resumed-1"}
     assert not (tmp_path / "two" / "checkpoint").exists()
     before = Path.cwd()

@@ -17,12 +17,11 @@ KINDS = {
     "one view": {"covariance": "diag", "paired": False, "memory": "30kB"},
     "paper": {"updates": "paper"},
     "online": {"minibatch": 70},
-    "refining": {"refine": 3, "memory": "30kB"},
     "number found": {"n_concepts": "auto"},
     "few images": {"images": 23},
-    "parts and kinds": {"n_concepts": 5, "parts": 2, "refine": 3},
+    "parts and kinds": {"n_concepts": 5, "parts": 2, "refine": 3, "memory": "30kB"},
     "parts and kinds online": {"n_concepts": 5, "parts": 2, "minibatch": 70, "refine": 0},
-    "nothing to refine": {"refine": "auto", "images": 1000, "classes": 1},  # ŷ follows from any concepts
+    "many images": {"images": 1000, "memory": "90kB"},
 }
 
 

@@ -20,7 +20,11 @@ from fits import KINDS, drawn, fit
 
 from pace.fitting.checkpoints import Checkpoint
 
-STOPPED = {"full batch": 3, "online": 5, "refining": 4}  # checkpoints: the start, epochs or minibatches, refining
+STOPPED = {
+    "full batch": 3,
+    "online": 5,
+    "parts and kinds": 4,
+}  # checkpoints: the start, epochs or minibatches, refining
 
 
 def begin(size, what):
@@ -109,6 +113,6 @@ if __name__ == "__main__":
         together(size, learn)
     for kind, stops in STOPPED.items():
         stopped_and_resumed(kind, stops)
-    killed_and_resumed("refining")
+    killed_and_resumed("parts and kinds")
     together(1, lambda rank: (stop_after_a_checkpoint(), fit("one view", checkpoint="fit-alone")), code=9)
     together(2, refuse)

@@ -48,8 +48,8 @@ def whole():
 def test_stopped_after_every_checkpoint_it_ends_as_if_nothing_had_happened(kind, tmp_path, monkeypatch):
     folder = tmp_path / "fit"
     reached = [(step, 0) for step in range(5 if "online" in kind else 3)]  # minibatches or epochs, steps of refining
-    reached += {"refining": [(2, 3)], "parts and kinds": [(2, 3)], "nothing to refine": [(2, 0)]}.get(kind, [])
-    reached += [(4, 0)] * (kind == "parts and kinds online")  # refined by no steps
+    # What ends with a pass over both views: refined, or by no steps.
+    reached += {"parts and kinds": [(2, 3)], "many images": [(2, 0)], "parts and kinds online": [(4, 0)]}.get(kind, [])
     with monkeypatch.context() as patch:
         crash_after_writing(patch)
         for done in [*reached, reached[-1]]:  # once more for the end
@@ -63,7 +63,7 @@ def test_stopped_after_every_checkpoint_it_ends_as_if_nothing_had_happened(kind,
     def work(*_):
         raise AssertionError("everything is done already")
 
-    for place in ("start.draw_sample", "loop.expect", "loop.refine"):
+    for place in ("start.draw_sample", "loop.expect", "loop.refine_kinds"):
         monkeypatch.setattr(f"pace.fitting.{place}", work)
     finished = fit(kind, checkpoint=folder, keep=True)
     monkeypatch.undo()

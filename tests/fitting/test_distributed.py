@@ -44,7 +44,9 @@ def test_two_and_three_processes_learn_what_one_learns(kind, folder):
             assert all(torch.equal(model.selection_.bounds, alone.selection_.bounds) for model in (found, *others))
 
 
-@pytest.mark.parametrize(("how", "kind"), [*(("stopped", kind) for kind in forked.STOPPED), ("killed", "refining")])
+@pytest.mark.parametrize(
+    ("how", "kind"), [*(("stopped", kind) for kind in forked.STOPPED), ("killed", "parts and kinds")]
+)
 def test_stopped_after_every_checkpoint_or_killed_at_random_they_resume_together_to_the_same_bits(how, kind, folder):
     for rank in (0, 1):
         same_bits(PACE.load(folder / f"{how}-{rank}-{kind}"), PACE.load(folder / f"2-0-{kind}"))

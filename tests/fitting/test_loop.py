@@ -42,7 +42,7 @@ def test_minibatches_come_within_a_hundredth_of_full_batches(data, family):
 
 
 def test_every_epoch_visits_every_image_once_in_an_order_of_its_own():
-    plan = Plan("tied", 2, 0.0, minibatch=64, seed=3, refinement=None, refine_anyway=False)
+    plan = Plan("tied", 2, 0.0, minibatch=64, seed=3)
     epochs = [[plan.minibatch_at(4 * epoch + step, 200) for step in range(4)] for epoch in (0, 1)]
     assert [len(images) for images in epochs[0]] == [64, 64, 64, 8]
     one, two = (np.concatenate(epoch) for epoch in epochs)
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(parameters):
         ("loop.expect", 3, {}, "2 epochs; the model is usable"),
         ("loop.update", 2, {}, "1 epochs; the model is usable"),
         ("loop.update", 4, {"minibatch": 8}, "3 minibatches; the model is usable"),
-        ("loop.refine", 1, {"refine": 2, "max_iter": 2}, "2 epochs; the model is usable"),
+        ("loop.refine_kinds", 1, {"parts": 2, "refine": 2, "max_iter": 2}, "2 epochs; the model is usable"),
     ],
 )
 def test_ctrl_c_leaves_a_usable_model_and_the_same_call_goes_on(place, call, parameters, after, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(monkeypatch):
 
 def test_torch_modes_around_a_fit_do_not_change_it():
     def learned():
-        model = fit(refine=2, max_iter=2)
+        model = fit(parts=2, refine=2, max_iter=2)
         return model.means_, model.transform(SMALL.observations), model.score(SMALL.observations)
 
     expected = learned()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planted import planted
 
 from pace import Observations
-from pace.fitting.loop import Course, Plan, _feed
+from pace.fitting.distributed import Team
+from pace.fitting.loop import Course, Loop, Plan
 from pace.fitting.parameters import PARAMETERS, memory_in_bytes
 from pace.model.concepts import Concepts
 from pace.model.feeding import Feed, Visits
@@ -137,8 +138,9 @@ def test_what_is_kept_on_the_device_gives_the_same_result(stored, rank):
 )
 def test_what_fits_into_the_budget_is_kept_on_the_device(stored, memory, minibatch, kept):
     course = Course(CONCEPTS, Prior(torch.eye(4, dtype=torch.float64), 1.0))
-    plan = Plan("tied", 1, 0.0, minibatch, 0, None, refine_anyway=False)
-    with _feed(stored, Visits(30, 7), course, replace(SETTINGS, memory=memory), plan) as feed:
+    plan = Plan("tied", 1, 0.0, minibatch, 0)
+    loop = Loop(*stored, replace(SETTINGS, memory=memory), plan, Team(), None, lambda *_: None)
+    with loop._feed(stored, Visits(30, 7), course) as feed:
         assert feed.local == kept
 
 

@@ -138,16 +138,6 @@ def test_the_bound_rises_with_every_sweep(seed, scale):
     assert (torch.stack(bounds).diff(dim=0) >= -1e-9 * bounds[-1].abs()).all()
 
 
-@pytest.mark.parametrize("sweeps", [1, 3, 12])
-def test_the_gradient_of_gamma_is_that_of_differences(sweeps):
-    log_likelihood, *rest = evidence(2, 4, 3, scale=0.5)
-
-    def gamma(values):
-        return infer(values, *rest, max_sweeps=sweeps, tol=0.0, patches=False).gamma
-
-    assert torch.autograd.gradcheck(gamma, log_likelihood.requires_grad_())
-
-
 @pytest.mark.parametrize("updates", ["exact", "paper"])
 def test_evidence_may_lie_in_memory_by_concepts_and_is_only_read(updates):
     log_likelihood, *rest = evidence(updates=updates)

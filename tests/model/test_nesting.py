@@ -148,7 +148,7 @@ def test_phi_gamma_and_psi_are_the_rules_of_the_docstring_in_float64():
 def fitted():
     seen, part, concept = birds(120)
     perturbed = birds(120, view=1)[0]
-    model = PACE(PARTS * KINDS, parts=PARTS, seed=0, device="cpu").fit(seen, perturbed=perturbed)
+    model = PACE(PARTS * KINDS, parts=PARTS, seed=0, refine=600, device="cpu").fit(seen, perturbed=perturbed)
     return model, seen, perturbed, part, concept
 
 
@@ -199,6 +199,30 @@ def test_refining_moves_kinds_and_leaves_parts_as_they_are(fitted):
     assert model.refinement_[-20:, 1].mean() > model.refinement_[:20, 1].mean()  # the prediction follows better
     assert np.abs(model.means_ - plain.means_).max() > 0
     np.testing.assert_array_equal(model.explain(seen).parts.round(6), plain.explain(seen).parts.round(6))
+
+
+def test_of_two_blocks_the_first_tells_parts_and_the_second_kinds():
+    columns = np.tile(np.repeat(np.arange(3), 2), GRID[0])  # of every picture, and much plainer than its parts
+
+    def both(images, seed, view=0, blocks="3 and 5"):
+        seen, part, concept = birds(images, seed, view)
+        noise = 0.3 * np.random.default_rng((seed, view, 1)).normal(size=seen.embeddings.shape)
+        shows_parts = np.arange(DIM) < PARTS
+        first, second = (np.where(shows_parts == own, seen.embeddings, noise) for own in (True, False))
+        second[..., :3] += 9 * np.eye(3)[columns]
+        patches = np.concatenate([first, second], 2)
+        told = {"crops": seen.crops, "origin": {"block": blocks}}
+        return Observations(patches, seen.attention, seen.predictions, grid=GRID, **told), part, concept
+
+    for blocks, found in (("3 and 5", True), ("3", False)):
+        model = PACE(PARTS * KINDS, parts=PARTS, device="cpu").fit(
+            both(120, 0, 0, blocks)[0], perturbed=both(120, 0, 1, blocks)[0]
+        )
+        fresh, part, concept = both(80, 5, 0, blocks)
+        explanation = model.explain(fresh)
+        parts = np.stack([explanation.part_map(m) for m in range(80)])
+        assert (agreement(parts, part) > 0.95) == found
+        assert (agreement(explanation.phi.argmax(2), concept) > 0.95) == found
 
 
 def test_concepts_that_do_not_differ_between_images_are_no_kinds():

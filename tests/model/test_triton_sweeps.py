@@ -79,19 +79,14 @@ def test_an_image_comes_out_the_same_to_the_last_digit_alone_and_however_its_evi
         assert torch.equal(alone.counts[0], together.counts[m])
 
 
-def test_only_float32_on_a_gpu_without_gradients_and_so_many_concepts_go_to_the_kernel(kernel, monkeypatch):
-    def chosen(device="cuda", dtype=torch.float32, concepts=kernel.MOST_CONCEPTS, requires_grad=False):
-        looks = {
-            "device": torch.device(device),
-            "dtype": dtype,
-            "shape": (2, 3, concepts),
-            "requires_grad": requires_grad,
-        }
+def test_only_float32_on_a_gpu_and_so_many_concepts_go_to_the_kernel(kernel, monkeypatch):
+    def chosen(device="cuda", dtype=torch.float32, concepts=kernel.MOST_CONCEPTS):
+        looks = {"device": torch.device(device), "dtype": dtype, "shape": (2, 3, concepts)}
         return inference._kernel(SimpleNamespace(**looks))
 
     monkeypatch.setattr(inference, "_agrees", lambda module, device: True)
     assert chosen() is kernel
-    for other in ({"device": "cpu"}, {"dtype": torch.float64}, {"requires_grad": True}, {"concepts": 1025}):
+    for other in ({"device": "cpu"}, {"dtype": torch.float64}, {"concepts": 1025}):
         assert chosen(**other) is None
     monkeypatch.setattr(inference, "_agrees", lambda module, device: False)
     assert chosen() is None

@@ -41,7 +41,7 @@ def test_a_stream_is_what_extraction_would_have_kept(images, keep):
         np.testing.assert_allclose(lazy.attention[2:5], eager.attention[2:5], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("parameters", [{"minibatch": 8, "refine": 2}, {}])
+@pytest.mark.parametrize("parameters", [{"minibatch": 8}, {}])
 def test_learning_straight_from_images_is_learning_from_what_was_kept(images, parameters):
     lazy, eager = fit(*stream_pair(Tiny(), images), **parameters), fit(*observe_pair(Tiny(), images), **parameters)
     np.testing.assert_allclose(lazy.means_, eager.means_, rtol=1e-4, atol=1e-5)

@@ -5,7 +5,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
-from live_case import served
+from live_case import seen_twice, served
 
 import pace
 from pace.images import Birds
@@ -37,7 +37,7 @@ def run(saved, tmp_path_factory):
 def session(run, birds):
     explainer = pace.load_run(run, device="cpu")
     shown = birds.subset(range(0, 60, 5))
-    return Session(explainer, shown, explainer.backbone.observe(shown, progress=False), "Birds")
+    return Session(explainer, shown, seen_twice(explainer, shown), "Birds")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from pace.images import ByName, Perturbation
+from pace.observing.extract import observe_pair
 from pace.serving.application import server_of
 
 TOKEN = "token-of-the-tests"
@@ -79,6 +81,12 @@ def served(session):
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+def seen_twice(explainer, images):
+    """As they are, and perturbed."""
+    perturb = ByName(Perturbation(), images.names)
+    return observe_pair(explainer.backbone, images, perturb=perturb, progress=False)
 
 
 def as_file(pixels, kind="PNG", **options):

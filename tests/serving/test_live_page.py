@@ -7,10 +7,11 @@ import threading
 import pytest
 import timm
 import torch
-from live_case import HOSTILE, as_file, served
+from live_case import HOSTILE, as_file, seen_twice, served
 
 import pace
 from pace.images import Color
+from pace.places import matching_patches
 from pace.serving import Session
 from pace.serving.session import LARGEST
 
@@ -64,7 +65,30 @@ def test_a_picture_is_explained_beside_those_of_the_set(open_live, session, bird
     expect(rows.first).to_contain_text(f"{100 * known.parts[0, largest]:.0f} %")
     expect(rows.first.locator("small")).to_have_text(re.compile(r"\d+ to \d+ %"))
     assert page.locator(".browser-list li").first.get_by_role("button").get_attribute("title") == "my bird.png"
-    assert page.locator(".stage img").evaluate("e => e.decode().then(() => e.naturalWidth)") == 112
+    assert page.locator(".stage img").count() == 2  # its perturbed view as well
+    for shown in page.locator(".stage img").all():
+        assert shown.evaluate("e => e.decode().then(() => e.naturalWidth)") == 112
+
+
+def test_a_dropped_picture_is_shown_beside_its_perturbed_view_with_the_places_that_kept_their_concept(
+    open_live, session, picture
+):
+    page = open_live.page()
+    give(page, "moved.png", picture)
+    explained(page, "moved.png")
+    last = list(session._added.values())[-1]
+    there, seen = (one.phi[0, one.prefix_tokens :].argmax(1) for one in (last.explanation, last.moved))
+    (places,) = matching_patches(last.moved.observations.crops, last.explanation.grid)
+    kept = int((there[places] == seen).sum())
+    expect(page.locator(".look")).to_contain_text(f"{kept} of {len(places)} places kept their concept")
+    sources = page.locator(".stage img").evaluate_all("some => some.map((one) => one.src)")
+    assert [source.partition("base64,")[2] for source in sources] == [last.picture, last.moved_picture]
+    page.get_by_role("button", name="Kept concepts").click()
+    expect(page.locator(".look")).to_contain_text("Green places kept their concept")
+    page.goto(page.url.split("#")[0] + "#/images/2")  # the set's have theirs
+    explained(page, session.images.names[2])
+    other = page.locator(".stage img").nth(1).get_attribute("src").partition("base64,")[2]
+    assert other == session._encoded[len(session.images) + 2].strip()
 
 
 def test_parts_are_switched_off_and_on_and_the_prediction_follows(open_live, session, client):
@@ -160,6 +184,25 @@ def test_concepts_and_parts_are_renamed_for_good_and_markup_is_text(open_live, s
     expect(page.locator("h1")).not_to_have_text(name)
     page.get_by_role("button", name="Undo").first.click()
     expect(page.locator(".tray")).to_contain_text("Undone: part A is called 'feathers'")
+    assert not session.explainer.edits.changes
+
+
+def test_what_is_changed_in_one_tab_is_seen_in_the_others_and_nothing_old_is_answered(open_live, session):
+    one, other, third = (open_live.page("#/concepts") for _ in range(3))
+    one.get_by_role("button", name="Rename").first.click()
+    one.get_by_role("textbox", name="Name").fill("plumage")
+    one.keyboard.press("Enter")
+    expect(one.get_by_role("heading", name="Plumage").first).to_be_visible()
+    other.evaluate("() => window.dispatchEvent(new Event('focus'))")  # it is looked at again
+    expect(other.get_by_role("heading", name="Plumage").first).to_be_visible()
+    expect(other.locator(".tray")).to_contain_text("Concepts were changed in another tab")
+    third.get_by_role("button", name="Rename").nth(1).click()  # it was in sight all the time
+    third.get_by_role("textbox", name="Name").fill("twig")
+    third.keyboard.press("Enter")
+    expect(third.get_by_role("heading", name="Plumage").first).to_be_visible()
+    assert len(session.explainer.edits.changes) == 1  # what was asked of the old page was not done
+    third.get_by_role("button", name="Undo").first.click()
+    expect(third.locator(".tray")).to_contain_text("Undone")
     assert not session.explainer.edits.changes
 
 
@@ -269,7 +312,7 @@ def test_concepts_without_parts_and_models_without_classes_are_live_too(open_liv
     model = timm.create_model("test_vit", img_size=32, num_classes=classes)
     images, quick = Color(n_per_class=6, size=32), {"covariance": "diag", "max_iter": 3, "n_init": 1, "device": "cpu"}
     explainer = pace.explain_model(model, images, 3, **quick)
-    with served(Session(explainer, images, explainer.backbone.observe(images), "Colours")) as client:
+    with served(Session(explainer, images, seen_twice(explainer, images), "Colours")) as client:
         page = open_live.page(client=client)
         give(page, "colour.png", as_file(images[0]))
         explained(page, "colour.png")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pace.backbones.changes import eval_mode
 from pace.backbones.find import describe
 from pace.backbones.fingerprint import fingerprint
-from pace.backbones.tower import Look, Tower, eval_mode
+from pace.backbones.tower import Look, Tower
 from pace.observations import Batch, Observations
 
 Head = nn.Module | Callable[[Tensor], Tensor]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pace.backbones import from_transformers, libraries
+from pace.backbones.changes import replaced_forward
 from pace.backbones.preprocessing import Channels
-from pace.backbones.tower import Model, Tower, last_linear, replaced_forward
+from pace.backbones.tower import Model, Tower, last_linear
 
 CONVOLUTIONAL = (
     "a convolutional network, without tokens and attention to explain; "

@@ -14,7 +14,7 @@ from pace.baselines.channels import LIME, SHAP
 from pace.baselines.craft import CRAFT
 from pace.baselines.explainer import Explainer, PaceExplainer, PointExplanation
 from pace.baselines.gradients import AGI, Saliency
-from pace.baselines.head import EveryToken, SplitObservations, reads_uncounted
+from pace.baselines.head import EveryToken, SplitObservations, last_block, reads_uncounted
 from pace.baselines.references import (
     AttentionRank,
     ByLot,
@@ -66,5 +66,5 @@ __all__ = [
     "AGI", "CRAFT", "EXPLAINERS", "LIME", "SHAP", "AttentionRank", "ByLot", "EveryToken", "Explainer",
     "GaussianMixture", "KMeans", "Majority", "MeanEmbedding", "PaceExplainer", "PointExplanation", "Position",
     "RandomCentres", "Saliency", "SemiNMF", "SparseAutoencoder", "SplitObservations", "TrueColors", "explainer",
-    "reads_uncounted",
+    "last_block", "reads_uncounted",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ class ChannelAttribution(Explainer):
     """A method that sees how the logit changes when channels are absent. There is no patch level."""
 
     patch_level = False
+    through_model = True
 
     def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:
         self.head_ = Head(backbone, train)

@@ -46,6 +46,8 @@ class CRAFT(Explainer):
         Patches to learn from: by default 100,000, or 300,000 with `per_class`, since each class learns from its own.
     """
 
+    through_model = True
+
     def __init__(
         self,
         n_concepts: int = 100,

@@ -22,6 +22,7 @@ class Explainer(ABC):
     name : as in the tables
     repeats : runs to average its scores over; 1 if the method is deterministic
     patch_level : whether `explain` can give φ
+    through_model : whether it asks the rest of the model, into which only the last of two blocks goes on
     concepts_ : (K, d) the concepts in embedding space, the dataset level; None where there is none
     offset_ : what φ · concepts_ is added to where that rebuilds a token (0, or d numbers); None where it does not
 
@@ -32,6 +33,7 @@ class Explainer(ABC):
     name: str
     repeats: int = 1
     patch_level: bool = True
+    through_model: bool = False
     concepts_: Array | None = None
     offset_: Array | float | None = None
     device_: torch.device

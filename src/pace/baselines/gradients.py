@@ -31,6 +31,8 @@ class TokenAttribution(Explainer):
     CLS is one of the tokens whether it counts as a patch or not: it often has all the weight, and that must be visible.
     """
 
+    through_model = True
+
     def _fit(self, backbone: Backbone, train: Observations, perturbed: Observations | None, seed: int) -> None:
         self.head_ = Head(backbone, train)
 

@@ -45,8 +45,8 @@ class SplitObservations(Observations):
     def of(cls, whole: Observations, counted: int, cls_beside: bool = False) -> SplitObservations:
         """From observations of all T tokens, of whose prefix the first `counted` count."""
         places = [*range(counted), *range(whole.prefix_tokens, whole.n_tokens)]
-        embeddings, attention = _select(whole.embeddings, places), _select(whole.attention, places)
-        rest = _select(whole.embeddings, list(range(counted, whole.prefix_tokens)))
+        embeddings, attention = (_select(some, np.s_[:, places]) for some in (whole.embeddings, whole.attention))
+        rest = _select(whole.embeddings, np.s_[:, counted : whole.prefix_tokens])
         values = embeddings, attention, whole.predictions, whole.grid, counted
         more: Any = {"crops": whole.crops, "origin": whole.origin, "check": False}
         return cls(*values, rest=rest, cls_beside=cls_beside, **more)
@@ -142,8 +142,7 @@ class Head:
         self._total = len(read)
         self._shape = _shape_of(observations)
         self.n_tokens, observed_dim, self.prefix_tokens = self._shape
-        self._own = slice(observed_dim - dim, None)  # of two blocks the second goes on into h
-        if observed_dim not in (dim, len(backbone.blocks) * dim) or self.n_tokens > self._total:
+        if observed_dim != dim or self.n_tokens > self._total:
             found = f"{self.n_tokens} tokens of {observed_dim} dimensions, but this layer has {self._total} of {dim}"
             raise ValueError(f"observations have {found}; observe with the backbone that is explained")
         counts = torch.ones_like(read)  # of all T tokens, those between prefix and patches do not count
@@ -209,10 +208,10 @@ class Head:
 
     def _load(self, observations: Observations, images: slice) -> Tensor:
         """The tokens (B, R + U, d) that h reads, those that count first."""
-        tokens, start = observations.batch(images).embeddings[..., self._own], observations.prefix_tokens
+        tokens, start = observations.batch(images).embeddings, observations.prefix_tokens
         beside = self._total - observations.n_tokens
         if isinstance(observations, SplitObservations):
-            rest = _tensor(observations.rest[images])[..., self._own].to(tokens)
+            rest = _tensor(observations.rest[images]).to(tokens)
         else:
             rest = tokens.new_zeros(len(tokens), beside, tokens.shape[2])
             missing = int(((self._places >= start) & (self._places < start + beside)).sum())
@@ -261,20 +260,32 @@ def _tensor(array: ArrayLike) -> Tensor:
     return array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
 
 
-def _select(array: ArrayLike, places: list[int]) -> ArrayLike:
-    """Some tokens of every image: at once from a tensor, lazily from what lies on disk."""
-    return array[:, places] if isinstance(array, Tensor) else _Selected(array, places)
+def last_block(observations: Observations) -> Observations:
+    """Of two blocks side by side the last, whose tokens go on into the rest of the model."""
+    if observations.blocks == 1:
+        return observations
+    own = (..., slice(observations.dim // observations.blocks * (observations.blocks - 1), None))
+    known = vars(observations) | {"embeddings": _select(observations.embeddings, own), "origin": None, "check": False}
+    if isinstance(observations, SplitObservations):
+        return SplitObservations(**known | {"rest": _select(observations.rest, own)})
+    return Observations(**known)
+
+
+def _select(array: ArrayLike, key: Any) -> ArrayLike:
+    """Some tokens or numbers of every image: at once from a tensor, lazily from what lies on disk."""
+    return array[key] if isinstance(array, Tensor) else _Selected(array, key)
 
 
 class _Selected:
     """Like the stored array behind it: slices and index arrays do not read yet, ``numpy.asarray`` does."""
 
-    def __init__(self, array: ArrayLike, places: list[int]) -> None:
-        self._array, self._places, self.dtype = array, places, array.dtype
-        self.shape = (array.shape[0], len(places), *array.shape[2:])
+    def __init__(self, array: ArrayLike, key: Any) -> None:
+        self._array, self._key, self.dtype = array, key, array.dtype
+        self.shape = (array.shape[0], *np.empty((0, *array.shape[1:]))[key].shape[1:])
 
     def __getitem__(self, rows: Any) -> Any:
-        return _Selected(self._array[rows], self._places)
+        return _Selected(self._array[rows], self._key)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.asarray(self._array, dtype)[:, self._places]
+        selected: npt.NDArray[Any] = np.asarray(self._array, dtype)[self._key]
+        return selected

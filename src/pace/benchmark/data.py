@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from pace.backbones import Backbone
-from pace.baselines import EveryToken, reads_uncounted
+from pace.baselines import EveryToken, last_block, reads_uncounted
 from pace.benchmark.cache import code_digest, key_of
 from pace.images import Color, ImageSet, Perturbation, open_images
 from pace.metrics.declare import Array
@@ -98,6 +99,14 @@ class Inputs:
     @cached_property
     def test(self) -> tuple[Observations, Observations]:
         return self._observe("test", self.dataset.test)
+
+    def of_last_block(self) -> Inputs:
+        """The same with observations of the last of two blocks alone."""
+        other = copy(self)
+        for split in ("train", "test"):
+            views = getattr(self, split)
+            vars(other)[split] = last_block(views[0]), last_block(views[1])
+        return other
 
     def describe(self) -> dict[str, Any]:
         """What results say about the images and the model's predictions."""

@@ -56,6 +56,8 @@ class Scoring:
 
 def score_method(method: Method, inputs: Inputs, scoring: Scoring, seed: int) -> Row:
     """Run r explains with seed + r; run 0 gets every score, the others only those that are cheap."""
+    if method.name != COLORS and method.make().through_model:
+        inputs = inputs.of_last_block()
     device, seconds = inputs.backbone.device, dict.fromkeys(("fit", "explain", "score"), 0.0)
     (train, train_pair), (test, test_pair) = inputs.train, inputs.test
     some = inputs.sample(scoring.patch_images)

@@ -36,7 +36,7 @@ _EXPOSING = {
     ),
     "hiding concepts": (
         "concept_effect", "effect_by_lot", "gain_over_lot", "effect_by_attention", "gain_over_attention",
-        "importance_agreement", "deletion", "insertion",
+        "main_concept_loss", "importance_agreement", "deletion", "insertion",
     ),
 }  # fmt: skip
 

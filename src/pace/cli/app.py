@@ -149,6 +149,6 @@ def _pace(
 
 for _module in (demo, finetune, extract, fit, explain, evaluate, report, benchmark):
     _name = _module.__name__.rpartition(".")[2]  # each has the command of its own name
-    app.command()(with_options(getattr(_module, _name)))
-for _reads in (serve.serve, name.name, name.find, runs.runs, compare.compare):  # these make no folder
-    app.command()(_reads)
+    app.command()(with_options(getattr(_module, _name), makes_folder=True))
+for _reads in (serve.serve, name.name, name.find, runs.runs, compare.compare):
+    app.command()(with_options(_reads, makes_folder=False))

@@ -67,20 +67,24 @@ _OUT = _run_option("--out", "-o", metavar="FOLDER", help="Folder to write to.", 
 _CONFIG = _run_option(
     metavar="run.json", help="Repeat this run; other options replace its own.", callback=_repeat, is_eager=True
 )
-Json = Annotated[bool, _run_option("--json", help="Print one JSON document, for programs.")]
-Debug = Annotated[bool, _run_option("--debug", help="Show tracebacks of errors, and all warnings.")]
 Seed = Annotated[int, _run_option(min=0, help="Same seed, same result.")]
 Device = Annotated[str, _run_option(metavar="auto|cpu|cuda|mps", help="auto uses a GPU if there is one.")]
 
 
 @dataclass(frozen=True)
 class _Everywhere:
-    """Options of every command, used by the app and `pace.cli.runs.running`."""
+    """Options of every command, used by the app."""
+
+    json: Annotated[bool, _run_option("--json", help="Print one JSON document, for programs.")] = False
+    debug: Annotated[bool, _run_option("--debug", help="Show tracebacks of errors, and all warnings.")] = False
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Of every command that makes a folder, used by `pace.cli.runs.running`."""
 
     out: Annotated[str | None, _OUT] = None
     config: Annotated[str | None, _CONFIG] = None
-    json: Json = False
-    debug: Debug = False
 
 
 @dataclass(frozen=True)
@@ -221,11 +225,11 @@ EstimatorOptions: Any = make_dataclass(
 )
 
 
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_options(command: Callable[..., Any], makes_folder: bool) -> Callable[..., Any]:
     """The command as typer needs it: one parameter for each field of its groups, and the options of every command."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    everywhere = _parameters(_Everywhere())
+    everywhere = [*(_parameters(_Folder()) if makes_folder else ()), *_parameters(_Everywhere())]
     expanded: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:

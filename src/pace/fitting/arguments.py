@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pace.fitting.loop import Plan
 from pace.fitting.parameters import PARAMETERS, memory_in_bytes
-from pace.model.refining import Refinement
 from pace.model.settings import SMALLEST_ALPHA, Settings
 from pace.observations import Observations
 from pace.terminal import one_line
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
 RANK = 16  # directions of a "low_rank" covariance: a round number, not tuned
 
 _TOL = 1e-4  # nats per patch and epoch: EM stops when the bound rises by less
-_REFINING_STEPS = 1000  # unless told otherwise
-_PARTS = (
-    8  # if there are enough concepts: fewer make one of the whole object, with more their shares move with every crop
-)
-_KIND_STEPS, _SOME_IMAGES = 600, 100  # likewise for kinds of parts; fewer images are not refined
-_MANY_IMAGES = 1000  # before it refines or prunes by itself: few would be overfitted, and show few concepts
+_PARTS = 8  # if there are enough concepts: fewer make one of the whole object, more move with every crop
+_REFINING_STEPS = 600  # unless told otherwise
+_EACH = 20  # images for every concept before kinds are refined: fewer are soon known by heart
+_MANY_IMAGES = 1000  # before it prunes by itself, or learns flat concepts without perturbed views
 _FEWEST_NESTED = 12  # concepts; fewer leave no room for kinds
 _SHARE_OF_GPU = 0.9  # of its free memory, unless told otherwise
 
@@ -113,36 +110,27 @@ def _memory(model: PACE, device: torch.device) -> int | None:
 
 
 def plan_of(model: PACE, observations: Observations, perturbed: Observations | None, settings: Settings) -> Plan:
-    refinement = _refinement(model, observations, perturbed)
+    known = _can_refine(model) and observations.n_classes > 0 and perturbed is not None
     return Plan(
         family=model.covariance,
         epochs=model.max_iter,
         least_gain=_TOL * settings.image_weight(observations.n_tokens),
         minibatch=model.minibatch,
         seed=model.seed,
-        refinement=refinement,
-        refine_anyway=model.refine != "auto",
-        kind_steps=_kind_steps(model, observations, perturbed),
+        as_they_are=known and model.minibatch is None and len(observations) >= _MANY_IMAGES,
+        refining_steps=_refining_steps(model, observations, perturbed, known),
     )
 
 
-def _kind_steps(model: PACE, observations: Observations, perturbed: Observations | None) -> int:
-    if not isinstance(model.refine, str):
-        return int(model.refine)
-    known = _can_refine(model) and observations.n_classes and perturbed is not None
-    return _KIND_STEPS if known and len(observations) >= _SOME_IMAGES else 0
-
-
-def _refinement(model: PACE, observations: Observations, perturbed: Observations | None) -> Refinement | None:
-    steps = model.refine
-    if isinstance(steps, str):
-        known = _can_refine(model) and observations.n_classes and perturbed is not None and model.minibatch is None
-        steps = _REFINING_STEPS if known and len(observations) >= _MANY_IMAGES else 0
-    if not steps:
-        return None
-    if not observations.n_classes and perturbed is None:
+def _refining_steps(model: PACE, observations: Observations, perturbed: Observations | None, known: bool) -> int:
+    if isinstance(model.refine, str):
+        enough = _MANY_IMAGES if isinstance(model.n_concepts, str) else _EACH * model.n_concepts
+        return _REFINING_STEPS if known and len(observations) >= enough else 0
+    if model.refine and model.parts in (None, "none"):
+        raise ValueError("refine: only kinds of parts are refined; leave it out, or parts=None")
+    if model.refine and not observations.n_classes and perturbed is None:
         raise ValueError("refine: needs predictions or perturbed views, which say what to refine the concepts for")
-    return Refinement(steps)
+    return int(model.refine)
 
 
 def parts_of(model: PACE, n_concepts: int, n_images: int) -> int | None:

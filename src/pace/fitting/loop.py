@@ -1,4 +1,4 @@
-"""The fit on one page: `run` starts, alternates E-step and M-step until the bound stops rising, and refines.
+"""The fit on one page: `Loop.run` starts, alternates E-step and M-step until the bound stops rising, and refines kinds.
 
 All that a fit knows between two epochs is in its `Course`, which is what a checkpoint holds.
 """
@@ -14,15 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pace.classifiers import logistic_regression
 from pace.fitting.checkpoints import Checkpoint, Saved
 from pace.fitting.distributed import Team
 from pace.model.concepts import Concepts, bound_of, under, update
 from pace.model.feeding import Feed, Visits, bytes_per_image
 from pace.model.gaussians import Prior
-from pace.model.learning import Memory, expect, explain_batch
+from pace.model.learning import Memory, expect
 from pace.model.objective import Bound
-from pace.model.refining import Refinement, refine
 from pace.model.refining_kinds import refine_kinds
 from pace.model.selecting import Selection
 from pace.model.settings import Settings
@@ -30,8 +28,6 @@ from pace.model.statistics import Statistics
 from pace.observations import Lazy, Observations
 from pace.progress import Advance
 
-_TESTED = 1000  # images used to test whether concepts predict ŷ
-_FAITHFUL = 0.99  # of them must be predicted right for the concepts to be left as they are
 _OFFSET, _DECAY = 10.0, 0.7  # of the weight of a minibatch, as usual for online variational Bayes (Hoffman et al. 2010)
 
 
@@ -47,9 +43,8 @@ class Plan:
     least_gain: float  # of the bound, in an epoch, for each view
     minibatch: int | None  # images in a step; None: all of them, each of which is remembered
     seed: int
-    refinement: Refinement | None  # of flat concepts
-    refine_anyway: bool  # even where the prediction follows from the concepts already
-    kind_steps: int = 0  # of refining, where concepts are kinds of parts
+    as_they_are: bool = False  # flat concepts, too, are learned without perturbed views, which come in at the end
+    refining_steps: int = 0  # of kinds of parts
 
     def steps_per_epoch(self, n_images: int) -> int:
         return 1 if self.minibatch is None else -(-n_images // self.minibatch)
@@ -120,210 +115,167 @@ class Course:
         return course
 
 
-def run(
-    observations: Observations,
-    perturbed: Observations | None,
-    settings: Settings,
-    plan: Plan,
-    team: Team,
-    checkpoint: Checkpoint | None,
-    start: Callable[[], Course],
-    advance: Advance,
-) -> Course:
-    """One fit, from the start or from its checkpoint.
-
-    Ctrl-C ends it with what was learned so far. Of several processes none can stop alone, so there Ctrl-C is raised.
-    """
-    n_images = len(observations)
-    both = [view for view in (observations, perturbed) if view is not None]
-    course, saved = _resumed_or_begun(both, settings, plan, team, checkpoint, start)
-    # Perturbed views shape flat concepts that nothing refines; parts and kinds know them from their features.
-    ends_with_both = course.concepts.nest is not None or plan.refinement is not None
-    views = [observations] if ends_with_both else both
-    visits = Visits(n_images, settings.negatives if len(views) == 2 else None, team.rank, team.size)
-    if course.finished:
-        return course
-    _remember(course, saved, views, visits, settings, plan, checkpoint)
-    advance(n_images * (1 + len(course.bounds) // plan.steps_per_epoch(n_images)))
-
-    def report(images: int) -> None:
-        advance(images * team.size, _note(course, plan, n_images))
-
-    try:
-        with _feed(views, visits, course, settings, plan) as feed:
-            last = plan.epochs * plan.steps_per_epoch(n_images)
-            while not (course.converged or course.refined or course.interrupted or len(course.bounds) >= last):
-                step = len(course.bounds)
-                chosen, visits = _visited(step, plan, n_images, visits)
-                upcoming = _first_of(_visited(step + 1, plan, n_images, visits), feed, course.concepts, settings)
-                fresh = expect(feed, visits, course.concepts, settings, course.memory, report, chosen, upcoming)
-                fresh = team.total(fresh)  # the E-step of all processes
-                bound = bound_of(fresh, course.concepts, course.prior, n_images)
-                if plan.minibatch is not None and course.statistics is not None:
-                    fresh = course.statistics.blended(fresh, online_rate(step + 1), n_images)
-                course.concepts = update(course.concepts, fresh, course.prior, settings)  # the M-step
-                course.statistics = fresh
-                course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
-                course.converged = plan.converged(course.bounds, n_images, len(views))
-                _save(course, checkpoint)
-        if ends_with_both and not course.interrupted:
-            _refine(course, observations, perturbed, settings, plan, team, checkpoint, advance)
-    except KeyboardInterrupt:
-        if team.size > 1:
-            raise
-        course.interrupted = True
-    course.finished = not course.interrupted
-    return course
-
-
 def online_rate(step: int) -> float:
     """Weight of the t-th minibatch in the running average, t = 1, 2, …"""
     return float((_OFFSET + step) ** -_DECAY)
 
 
-def _resumed_or_begun(
-    views: list[Observations],
-    settings: Settings,
-    plan: Plan,
-    team: Team,
-    checkpoint: Checkpoint | None,
-    start: Callable[[], Course],
-) -> tuple[Course, Saved | None]:
-    """From the checkpoint, which is given too, or, for all processes, from the start that the first one finds."""
-    saved = None if checkpoint is None else checkpoint.load()
-    if checkpoint is not None and saved is not None:
-        with checkpoint.reading():
-            return Course.from_tensors(saved.common, plan.family, settings), saved
-    begin = start() if team.rank == 0 else None
-    if begin is not None and begin.interrupted and team.size > 1:
-        raise KeyboardInterrupt
-    course = Course.from_tensors(team.from_first(begin.tensors() if begin else {}), plan.family, settings)
-    course.interrupted = begin is not None and begin.interrupted
-    _forget(views)  # what the start looked at, which a resumed fit has not seen
-    return course, None
+@dataclass(frozen=True)
+class Loop:
+    """What is learned from, how, by which processes, and where it is kept and shown how far they have come."""
 
+    observations: Observations
+    perturbed: Observations | None
+    settings: Settings
+    plan: Plan
+    team: Team
+    checkpoint: Checkpoint | None
+    advance: Advance
 
-def _remember(
-    course: Course,
-    saved: Saved | None,
-    views: list[Observations],
-    visits: Visits,
-    settings: Settings,
-    plan: Plan,
-    checkpoint: Checkpoint | None,
-) -> None:
-    """Give the course its memory of every image, as the checkpoint has it or empty."""
-    if plan.minibatch is None and not course.refined:
-        course.memory = Memory(len(views), visits.own_images, views[0].n_tokens, course.concepts, settings)
-        if checkpoint is not None and saved is not None and "memory" in saved.own:
-            with checkpoint.reading():
-                if saved.own["memory"].shape != course.memory.state.shape:
-                    raise ValueError("its memory is of other images")
-                course.memory.state.copy_(saved.own["memory"])
-            course.memory.fixed = {name: t.to(settings.device) for name, t in under("fixed.", saved.own).items()}
-    if saved is None and not course.interrupted:
-        _save(course, checkpoint)  # the start may have taken long
+    def run(self, start: Callable[[], Course]) -> Course:
+        """One fit, from the start or from its checkpoint.
 
+        Ctrl-C ends it with what was learned so far. Of several processes none can stop alone, so there Ctrl-C is raised.
+        """
+        plan, settings, n_images = self.plan, self.settings, len(self.observations)
+        course, saved = self._resumed_or_begun(start)
+        # Perturbed views shape the flat concepts of few images; parts and kinds know them from their features.
+        ends_with_both = course.concepts.nest is not None or plan.as_they_are
+        views = [self.observations] if ends_with_both else self.views
+        visits = self._visits(views)
+        if course.finished:
+            return course
+        self._remember(course, saved, views, visits)
+        self.advance(n_images * (1 + len(course.bounds) // plan.steps_per_epoch(n_images)))
 
-def _refine(
-    course: Course,
-    observations: Observations,
-    perturbed: Observations | None,
-    settings: Settings,
-    plan: Plan,
-    team: Team,
-    checkpoint: Checkpoint | None,
-    advance: Advance,
-) -> None:
-    """Refine, unless the prediction follows already; then learn H and β once more, from the perturbed views as well."""
-    views = [view for view in (observations, perturbed) if view is not None]
+        def report(images: int) -> None:
+            self.advance(images * self.team.size, _note(course, plan, n_images))
 
-    def report(images: int) -> None:
-        advance(images, "refining")
+        try:
+            with self._feed(views, visits, course) as feed:
+                last = plan.epochs * plan.steps_per_epoch(n_images)
+                while not (course.converged or course.refined or course.interrupted or len(course.bounds) >= last):
+                    step = len(course.bounds)
+                    chosen, visits = self._visited(step, visits)
+                    upcoming = self._first_of(*self._visited(step + 1, visits), feed, course.concepts)
+                    fresh = expect(feed, visits, course.concepts, settings, course.memory, report, chosen, upcoming)
+                    fresh = self.team.total(fresh)  # the E-step of all processes
+                    bound = bound_of(fresh, course.concepts, course.prior, n_images)
+                    if plan.minibatch is not None and course.statistics is not None:
+                        fresh = course.statistics.blended(fresh, online_rate(step + 1), n_images)
+                    course.concepts = update(course.concepts, fresh, course.prior, settings)  # the M-step
+                    course.statistics = fresh
+                    course.bounds.append(bound)  # only now: Ctrl-C in the M-step keeps the epoch before
+                    course.converged = plan.converged(course.bounds, n_images, len(views))
+                    self._save(course)
+            if ends_with_both and not course.interrupted:
+                self._refine(course)
+                self._last_pass(course)
+        except KeyboardInterrupt:
+            if self.team.size > 1:
+                raise
+            course.interrupted = True
+        course.finished = not course.interrupted
+        return course
 
-    if not course.refined:
-        given = observations, perturbed, course.concepts, settings
-        if course.concepts.nest is not None:  # takes less time than to ask whether it is needed
-            if plan.kind_steps:
-                steps = plan.kind_steps, plan.seed
-                course.concepts, course.refinement = refine_kinds(*given, *steps, report, team.share)
-        elif plan.refinement is not None:
-            ask = team.rank == 0 and not plan.refine_anyway  # the first process finds out, for all
-            if not any(team.gathered(ask and predicts(observations, course.concepts, settings))):
-                course.concepts, course.refinement = refine(*given, plan.refinement, plan.seed, report, team.share)
+    @property
+    def views(self) -> list[Observations]:
+        return [view for view in (self.observations, self.perturbed) if view is not None]
+
+    def _resumed_or_begun(self, start: Callable[[], Course]) -> tuple[Course, Saved | None]:
+        """From the checkpoint, which is given too, or, for all processes, from the start that the first one finds."""
+        family, settings, team = self.plan.family, self.settings, self.team
+        saved = None if self.checkpoint is None else self.checkpoint.load()
+        if self.checkpoint is not None and saved is not None:
+            with self.checkpoint.reading():
+                return Course.from_tensors(saved.common, family, settings), saved
+        begin = start() if team.rank == 0 else None
+        if begin is not None and begin.interrupted and team.size > 1:
+            raise KeyboardInterrupt
+        course = Course.from_tensors(team.from_first(begin.tensors() if begin else {}), family, settings)
+        course.interrupted = begin is not None and begin.interrupted
+        self._forget()  # what the start looked at, which a resumed fit has not seen
+        return course, None
+
+    def _remember(self, course: Course, saved: Saved | None, views: list[Observations], visits: Visits) -> None:
+        """Give the course its memory of every image, as the checkpoint has it or empty."""
+        if self.plan.minibatch is None and not course.refined:
+            shape = len(views), visits.own_images, views[0].n_tokens
+            course.memory = memory = Memory(*shape, course.concepts, self.settings)
+            if self.checkpoint is not None and saved is not None and "memory" in saved.own:
+                with self.checkpoint.reading():
+                    if saved.own["memory"].shape != memory.state.shape:
+                        raise ValueError("its memory is of other images")
+                    memory.state.copy_(saved.own["memory"])
+                memory.fixed = {name: t.to(self.settings.device) for name, t in under("fixed.", saved.own).items()}
+        if saved is None and not course.interrupted:
+            self._save(course)  # the start may have taken long
+
+    def _refine(self, course: Course) -> None:
+        """Refine kinds of parts, unless that is done."""
+        if course.refined:
+            return
+        if course.concepts.nest is not None and self.plan.refining_steps:
+            given = self.observations, self.perturbed, course.concepts, self.settings
+            steps = self.plan.refining_steps, self.plan.seed, lambda images: self.advance(images, "refining")
+            course.concepts, course.refinement = refine_kinds(*given, *steps, self.team.share)
         course.refined, course.memory = True, None
-        _forget(views)
-        _save(course, checkpoint)
-    visits = Visits(len(observations), None if perturbed is None else settings.negatives, team.rank, team.size)
-    with _feed(views, visits, course, settings, plan) as feed:
-        fresh = team.total(
-            expect(feed, visits, course.concepts, settings, report=lambda n: advance(n * team.size, "refining"))
-        )
-    heads, before = update(course.concepts, fresh, course.prior, settings), course.concepts
-    learned = replace(heads, gaussians=before.gaussians)
-    if (
-        before.nest is not None and heads.nest is not None
-    ):  # parts stay as they are; what their patches look like is new
-        learned = replace(learned, alpha=before.alpha, nest=replace(before.nest, means=heads.nest.means))
-    course.concepts, course.statistics = learned, fresh
+        self._forget()
+        self._save(course)
 
+    def _last_pass(self, course: Course) -> None:
+        """Learn H and β once more, from the perturbed views as well."""
 
-def _feed(views: list[Observations], visits: Visits, course: Course, settings: Settings, plan: Plan) -> Feed:
-    """Images on the device for good, where they and the rest fit into the memory there; else batch by batch."""
-    feed = Feed(views, settings.device, settings.dtype)
-    if feed.near or settings.memory is None or plan.minibatch is not None or not len(visits):
+        def report(images: int) -> None:
+            self.advance(images * self.team.size, "last pass")
+
+        visits = self._visits(self.views)
+        with self._feed(self.views, visits, course) as feed:
+            fresh = self.team.total(expect(feed, visits, course.concepts, self.settings, report=report))
+        heads, before = update(course.concepts, fresh, course.prior, self.settings), course.concepts
+        learned = replace(heads, gaussians=before.gaussians)
+        # Parts stay as they are; what their patches look like is new.
+        if before.nest is not None and heads.nest is not None:
+            learned = replace(learned, alpha=before.alpha, nest=replace(before.nest, means=heads.nest.means))
+        course.concepts, course.statistics = learned, fresh
+
+    def _visits(self, views: list[Observations]) -> Visits:
+        negatives = self.settings.negatives if len(views) == 2 else None
+        return Visits(len(self.observations), negatives, self.team.rank, self.team.size)
+
+    def _feed(self, views: list[Observations], visits: Visits, course: Course) -> Feed:
+        """Images on the device for good, where they and the rest fit into the memory there; else batch by batch."""
+        settings = self.settings
+        feed = Feed(views, settings.device, settings.dtype)
+        if feed.near or settings.memory is None or self.plan.minibatch is not None or not len(visits):
+            return feed
+        images = visits.own_images
+        data = images * sum(bytes_per_image(view) for view in views)
+        remembered = 2 * len(views) * images * len(course.concepts) * settings.dtype.itemsize
+        if data <= settings.working_memory(course.concepts.gaussians) / 2 - remembered:
+            return feed.kept(visits, feed.units_at_once(course.concepts, settings))
         return feed
-    images = visits.own_images
-    data = images * sum(bytes_per_image(view) for view in views)
-    remembered = 2 * len(views) * images * len(course.concepts) * settings.dtype.itemsize
-    if data <= settings.working_memory(course.concepts.gaussians) / 2 - remembered:
-        return feed.kept(visits, feed.units_at_once(course.concepts, settings))
-    return feed
 
+    def _visited(self, step: int, visits: Visits) -> tuple[Chosen, Visits]:
+        """The images of a step, and how they are visited."""
+        chosen = self.plan.minibatch_at(step, len(self.observations))
+        return chosen, visits if chosen is None else replace(visits, n_images=len(chosen))
 
-def _visited(step: int, plan: Plan, n_images: int, visits: Visits) -> tuple[Chosen, Visits]:
-    """The images of a step, and how they are visited."""
-    chosen = plan.minibatch_at(step, n_images)
-    return chosen, visits if chosen is None else replace(visits, n_images=len(chosen))
+    def _first_of(self, chosen: Chosen, visits: Visits, feed: Feed, concepts: Concepts) -> Chosen:
+        """The images this process asks for first, so that they can be read ahead; None where all are visited in order."""
+        parts = visits.parts(feed.units_at_once(concepts, self.settings))
+        return chosen[parts[0].images] if chosen is not None and parts else None
 
+    def _save(self, course: Course) -> None:
+        if self.checkpoint is not None and self.checkpoint.due():
+            self.checkpoint.write(course.tensors(), {} if course.memory is None else course.memory.tensors())
 
-def _first_of(
-    visited: tuple[Chosen, Visits], feed: Feed, concepts: Concepts, settings: Settings
-) -> npt.NDArray[np.int64] | None:
-    """The images this process asks for first, so that they can be read ahead; None where all are visited in order."""
-    chosen, visits = visited
-    parts = visits.parts(feed.units_at_once(concepts, settings))
-    return chosen[parts[0].images] if chosen is not None and parts else None
-
-
-def _save(course: Course, checkpoint: Checkpoint | None) -> None:
-    if checkpoint is not None and checkpoint.due():
-        checkpoint.write(course.tensors(), {} if course.memory is None else course.memory.tensors())
-
-
-def _forget(views: list[Observations]) -> None:
-    for view in views:
-        if isinstance(view, Lazy):
-            view.forget()
+    def _forget(self) -> None:
+        for view in self.views:
+            if isinstance(view, Lazy):
+                view.forget()
 
 
 def _note(course: Course, plan: Plan, n_images: int) -> str:
     epoch = len(course.bounds) // plan.steps_per_epoch(n_images) + 1
     return f"epoch {epoch}" + (f", bound {course.bounds[-1].total:.2f}" if course.bounds else "")
-
-
-def predicts(observations: Observations, concepts: Concepts, settings: Settings) -> bool:
-    """Whether ŷ can be read off the concepts as they are: learned on half of some images, tested on the other half."""
-    some = observations[np.linspace(0, len(observations) - 1, min(_TESTED, len(observations))).astype(np.int64)]
-    size = settings.images_per_batch(some.n_tokens, 1, concepts.gaussians)
-    gammas, labels = [], []
-    for _, batch in some.batches(size, settings.device, settings.dtype):
-        assert batch.predictions is not None
-        gammas.append(explain_batch(batch, concepts, settings, patches=False).gamma)
-        labels.append(batch.predictions.argmax(1).cpu())
-    theta, label = torch.nn.functional.normalize(torch.cat(gammas), p=1.0), torch.cat(labels).numpy()
-    train, test = slice(0, None, 2), slice(1, None, 2)
-    if len(np.unique(label[train])) < 2:
-        return True
-    classify = logistic_regression(theta[train], label[train])
-    return float(np.mean(classify(theta[test]) == label[test])) >= _FAITHFUL

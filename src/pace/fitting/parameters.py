@@ -110,7 +110,7 @@ _TABLE = (
     Parameter("n_init", 4, *_whole(1, most=1000), "--starts", "NUMBER", "Random starts to compare."),
     Parameter("max_iter", 100, *_whole(1), "--epochs", "NUMBER", "Upper limit for passes over the images."),
     Parameter("refine", "auto", *_whole(0, "auto", most=1_000_000), "--refine", "STEPS|auto",
-              "Steps after EM in which faithfulness and stability shape the concepts; needs tied covariances."),
+              "Steps after EM in which faithfulness and stability shape the kinds of parts; needs tied covariances."),
     Parameter("minibatch", None, *_whole(1, None), "--minibatch", "IMAGES",
               "Learn online from this many images at a time: memory does not grow with their number."),
     Parameter("memory", None, "bytes or a size like '8GB' or '8GiB'", _is_memory, "--memory", "SIZE",

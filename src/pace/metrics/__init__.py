@@ -18,6 +18,17 @@ from pace.metrics.agreement import (
     seeds_alike,
 )
 from pace.metrics.declare import Measure, Metric, bootstrap, metric
+from pace.metrics.effects import (
+    concept_effect,
+    deletion,
+    effect_by_attention,
+    effect_by_lot,
+    gain_over_attention,
+    gain_over_lot,
+    importance_agreement,
+    insertion,
+    main_concept_loss,
+)
 from pace.metrics.evaluation import evaluate, score_explanations
 from pace.metrics.faithful import (
     class_echo,
@@ -28,20 +39,7 @@ from pace.metrics.faithful import (
     majority_class,
     nonlinear_faithfulness,
 )
-from pace.metrics.hiding import (
-    Hiding,
-    concept_effect,
-    deletion,
-    effect_by_attention,
-    effect_by_lot,
-    gain_over_attention,
-    gain_over_lot,
-    hide,
-    hide_patches,
-    hide_tokens,
-    importance_agreement,
-    insertion,
-)
+from pace.metrics.hiding import Hiding, hide, hide_patches, hide_tokens
 from pace.metrics.local import (
     information_over_attention,
     warp_agreement,
@@ -79,7 +77,7 @@ __all__ = [
     "faithfulness_given_prediction", "fidelity_over_random", "gain_over_attention", "gain_over_lot", "hide",
     "hide_patches", "hide_tokens", "hoyer_sparsity", "importance_agreement",
     "information_over_attention", "insertion", "kind_accuracy", "leading_area",
-    "leading_attention", "leading_share", "levels", "live_concepts", "logit_fidelity", "majority_class",
+    "leading_attention", "leading_share", "levels", "live_concepts", "logit_fidelity", "main_concept_loss", "majority_class",
     "metric", "n_concepts", "nonlinear_faithfulness", "part_ari", "part_consistency",
     "part_consistency_by_position", "part_recovery", "prediction_survival", "reconstruction", "reidentification",
     "score_explanations", "seeds_alike", "sparsity", "stability", "stability_ratio",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pace.metrics import agreement, declare, faithful, hiding, local, sparse, stable
+from pace.metrics import agreement, declare, effects, faithful, local, sparse, stable
 from pace.metrics.collapse import signs_of_collapse, verdict
 from pace.metrics.hiding import Hiding
 from pace.metrics.inputs import labels_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # In reading order. A metric's parameters are named after what `score_explanations` passes it.
 METRICS = [
     found
-    for module in (faithful, stable, sparse, local, hiding, agreement)
+    for module in (faithful, stable, sparse, local, effects, agreement)
     for found in vars(module).values()
     if isinstance(found, declare.Metric)
 ]

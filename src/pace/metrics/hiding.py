@@ -1,11 +1,7 @@
-"""Deletion and insertion by concept: does the prediction depend on the concepts that the explanation says matter?
+"""What a transformer predicts while patches are hidden, and which other patches to compare with.
 
-In every image the patches are cut into groups by their concept (the largest φ): the five concepts with most patches, and all
-others together. One group after the other is removed, or added, in the order of an importance of the concepts. A `Predict`
-takes image numbers (B,) and which patches are kept (B, patches), and returns predictions (B, N). `hide` makes one from a
-transformer; any other function works too.
-
-n images · K concepts
+A `Predict` takes image numbers (B,) and which patches are kept (B, patches), and returns predictions (B, N). `hide` makes one
+from a transformer; any other function works too.
 """
 
 from __future__ import annotations
@@ -17,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pace.metrics.declare import Array, Measure, metric
-from pace.metrics.inputs import as_array, patches_of, theta_of
+from pace.metrics.declare import Array
+from pace.metrics.inputs import as_array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +26,7 @@ Predict = Callable[[Array, Array], Any]
 How = Literal["grey", "blur", "mean", "left out"]
 
 WAYS: tuple[How, ...] = ("grey", "blur", "mean", "left out")
-_OWN = 5  # concepts of an image with a group of their own
+_DRAWS = 3  # of other patches to compare with
 _AT_ONCE = 128  # images with hidden patches that go through the model together
 
 
@@ -78,79 +74,6 @@ class Hiding:
         return np.stack([self._known[key] for key in keys])
 
 
-@metric(title="Deletion", better="lower", range=(0, 1))
-def deletion(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """Mean probability of the predicted class while an image's concepts are removed, the most important first.
-
-    Area under p(ŷ_m) against the share of patches removed, by trapezoids. `importance` (n, K) of the concepts for ŷ in the
-    images of `hiding`; that of all others together is the sum of theirs. Ties are broken by lot. Large groups tend to go first,
-    so that even random patches have an effect: read it beside `effect_by_lot`, which takes as many at every step.
-    """
-    return Measure.mean(_areas(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))[0])
-
-
-@metric(title="Insertion", better="higher", range=(0, 1))
-def insertion(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """Mean probability of the predicted class while an image's concepts are added, the most important first.
-
-    As `deletion`, starting from an empty image.
-    """
-    return Measure.mean(_areas(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))[1])
-
-
-@metric(title="Effect of concepts", better="higher", range=(-1, 1))
-def concept_effect(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """How much more the prediction depends on an image's important concepts than on the others; about 0 by lot.
-
-    `insertion` − `deletion`, image by image.
-    """
-    return Measure.mean(_effect(hiding, _steps(hiding, phi, importance, prefix_tokens, seed)))
-
-
-@metric(title="Effect by attention", better=None, range=(-1, 1))
-def effect_by_attention(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """The effect without concepts: patches go in the order of the transformer's attention, as many at every step."""
-    return Measure.mean(_effect(hiding, _by_attention(hiding, _steps(hiding, phi, importance, prefix_tokens, seed))))
-
-
-@metric(title="Effect by lot", better=None, range=(-1, 1))
-def effect_by_lot(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """The effect of random concepts of the same sizes: patches go by lot, as many at every step."""
-    return Measure.mean(_effect(hiding, _by_lot(_steps(hiding, phi, importance, prefix_tokens, seed), seed)))
-
-
-@metric(title="Importance agreement", better="higher", range=(0, 1))
-def importance_agreement(
-    hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0
-) -> Measure:
-    """How often the more important of two concepts of an image is also the one without which ŷ loses more; ½ by lot.
-
-    The groups are those of `deletion`, each removed alone, as `pace.ablate` does; ties count as half.
-    """
-    steps, found = _steps(hiding, phi, importance, prefix_tokens, seed), np.full(len(hiding.rows), np.nan)
-    for image, groups in enumerate(steps):
-        kept = groups != np.arange(groups.max() + 1)[:, None]
-        left = hiding.shares(np.full(len(kept), image), kept)
-        earlier, later = np.triu_indices(len(left), 1)
-        if len(earlier):
-            found[image] = (np.sign(left[later] - left[earlier]).mean() + 1) / 2
-    return Measure.mean(found)
-
-
-@metric(title="Gain over attention", better="higher", range=(-2, 2))
-def gain_over_attention(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """`concept_effect` − `effect_by_attention`, image by image; below 0, raw attention says more about the prediction."""
-    steps = _steps(hiding, phi, importance, prefix_tokens, seed)
-    return Measure.mean(_effect(hiding, steps) - _effect(hiding, _by_attention(hiding, steps)))
-
-
-@metric(title="Gain over lot", better="higher", range=(-2, 2))
-def gain_over_lot(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int = 0, *, seed: int = 0) -> Measure:
-    """`concept_effect` − `effect_by_lot`, image by image; about 0, any other patches would do."""
-    steps = _steps(hiding, phi, importance, prefix_tokens, seed)
-    return Measure.mean(_effect(hiding, steps) - _effect(hiding, _by_lot(steps, seed)))
-
-
 def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | Tensor = "grey") -> Hiding:
     """Some of the images, with patches hidden in one of four ways, or replaced by others.
 
@@ -161,13 +84,9 @@ def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | 
     """
     import torch
 
-    from pace.images import normalize
-    from pace.metrics.ground_truth import sample_images
-
     if isinstance(how, str) and how not in WAYS:
         raise ValueError(f"how: expected one of {', '.join(WAYS)}; found {how!r}")
-    taken = images[rows] if isinstance(images, torch.Tensor) else sample_images(images, rows, backbone.preprocessing)
-    shown = normalize(taken.to(backbone.device), backbone.preprocessing)
+    shown = normalized(backbone, images, rows)
     height, width = shown.shape[2:]
     grid, parts = backbone.grid(height, width), torch.split(shown, _AT_ONCE)
     attention = np.concatenate([as_array(backbone(part).attention[:, backbone.prefix_tokens :]) for part in parts])
@@ -184,10 +103,21 @@ def hide(backbone: Backbone, images: ImageSet | Tensor, rows: Array, how: How | 
     return Hiding(np.asarray(rows), predict, attention)
 
 
+def normalized(backbone: Backbone, images: ImageSet | Tensor, rows: Array) -> Tensor:
+    """Some of the images, as `hide` takes them, as the model does."""
+    import torch
+
+    from pace.images import normalize
+    from pace.metrics.ground_truth import sample_images
+
+    taken = images[rows] if isinstance(images, torch.Tensor) else sample_images(images, rows, backbone.preprocessing)
+    return normalize(taken.to(backbone.device), backbone.preprocessing)
+
+
 def hide_patches(
-    forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], how: Literal["grey", "blur"] = "grey"
+    forward: Callable[[Any], Any], images: Any, grid: tuple[int, int], how: Literal["grey", "blur"] | Tensor = "grey"
 ) -> Predict:
-    """Hide patches in the images themselves.
+    """Hide patches in the images themselves; a tensor like `images` holds others, which are seen there instead.
 
     forward : normalised images → predictions: ``lambda images: backbone(images).predictions``
     images : tensor (n, 3, H, W), normalised, so that 0 is the mean colour
@@ -196,7 +126,7 @@ def hide_patches(
     import torch
     import torch.nn.functional as F
 
-    cover = torch.zeros_like(images) if how == "grey" else _blurred(images, grid)
+    cover = _cover(images, grid, how)
 
     def predict(numbers: Array, kept: Array) -> Any:
         chosen = torch.as_tensor(numbers, device=images.device)
@@ -257,9 +187,14 @@ def _check_left_out(predict: Predict, patches: int) -> None:
     raise ValueError(f"patches cannot be left out of this model ({why}); hide them in another way")
 
 
-def _blurred(images: Any, grid: tuple[int, int]) -> Any:
-    """By a Gaussian as wide as a patch, so that nothing of the size of a patch is left."""
+def _cover(images: Any, grid: tuple[int, int], how: Any) -> Any:
+    """What is seen where a patch is hidden; blurred by a Gaussian as wide as a patch, so that nothing of its size is left."""
     from pace.images.pixels import blur
+
+    if not isinstance(how, str):
+        return how
+    if how == "grey":
+        return images.new_zeros(images.shape)
 
     height, width = images.shape[2:]
     sigma = max(height / grid[0], width / grid[1])
@@ -267,54 +202,24 @@ def _blurred(images: Any, grid: tuple[int, int]) -> Any:
     return blur(images, images.new_full((len(images),), sigma), 2 * reach + 1)
 
 
-def _steps(hiding: Hiding, phi: Any, importance: Any, prefix_tokens: int, seed: int) -> Array:
-    """(n, patches): the step at which each patch goes; patches of a group go together, the most important first."""
-    patches, weights = patches_of(phi[hiding.rows], prefix_tokens), theta_of(importance, "importance")
-    if patches.shape[:2] != hiding.attention.shape:
-        raise ValueError(f"phi: expected {hiding.attention.shape} images and patches; found {patches.shape[:2]}")
-    if weights.shape != (len(patches), patches.shape[2]):
-        expected = (len(patches), patches.shape[2])
-        raise ValueError(f"importance: expected shape {expected} for the hidden images; found {weights.shape}")
-    ties = np.random.default_rng(seed).random((len(patches), _OWN + 1))
-    steps = np.empty(patches.shape[:2], np.int64)
-    for image, owners in enumerate(patches.argmax(2)):
-        concepts, own, counts = np.unique(owners, return_inverse=True, return_counts=True)
-        group = np.minimum(np.argsort(-counts, kind="stable").argsort(), _OWN)  # of every concept
-        worth = np.bincount(group, weights[image, concepts])
-        steps[image] = np.lexsort((ties[image, : len(worth)], -worth)).argsort()[group[own]]
-    return steps
+def elsewhere(gone: Array, grid: tuple[int, int] | None, generator: np.random.Generator) -> Array:
+    """(n, draws, patches): masks (n, patches) moved over the picture by lot, around its edges."""
+    rows, columns = grid or (1, gone.shape[1])
+    draws = [
+        [
+            np.roll(mask.reshape(rows, columns), generator.integers((rows, columns)), (0, 1)).ravel()
+            for _ in range(_DRAWS)
+        ]
+        for mask in gone
+    ]
+    return np.array(draws)
 
 
-def _by_attention(hiding: Hiding, steps: Array) -> Array:
-    return _same_sizes(steps, theta_of(hiding.attention, "attention"))
-
-
-def _by_lot(steps: Array, seed: int) -> Array:
-    return _same_sizes(steps, np.random.default_rng([seed, 1]).random(steps.shape))
-
-
-def _same_sizes(steps: Array, scores: Array) -> Array:
-    """Patches in the order of their scores, as many at every step as in `steps`."""
-    found = np.empty_like(steps)
-    np.put_along_axis(found, np.argsort(-scores, axis=1, kind="stable"), np.sort(steps, axis=1), axis=1)
-    return found
-
-
-def _areas(hiding: Hiding, steps: Array) -> tuple[Array, Array]:
-    """Deletion and insertion (n,)."""
-    gone = steps[:, None] < np.arange(steps.max() + 2)[:, None]  # (n, points, patches)
-    images, shape = np.repeat(np.arange(len(steps)), gone.shape[1]), gone.shape[:2]
-    removed, added = (hiding.shares(images, kept.reshape(len(images), -1)).reshape(shape) for kept in (~gone, gone))
-    return _area(removed, gone.mean(2)), _area(added, gone.mean(2))
-
-
-def _effect(hiding: Hiding, steps: Array) -> Array:
-    removed, added = _areas(hiding, steps)
-    effect: Array = added - removed
-    return effect
-
-
-def _area(values: Array, shares: Array) -> Array:
-    """By trapezoids along the last axis."""
-    found: Array = ((values[..., 1:] + values[..., :-1]) / 2 * np.diff(shares)).sum(-1)
+def as_attended(gone: Array, attention: Array, generator: np.random.Generator) -> Array:
+    """(n, draws, patches): patches by lot, until they have the attention of the masks (n, patches)."""
+    order = generator.random((len(gone), _DRAWS, gone.shape[1])).argsort(2)
+    held = np.take_along_axis(np.repeat(attention[:, None], _DRAWS, 1), order, 2)
+    wanted = (attention * gone).sum(1)[:, None, None]
+    found = np.empty(order.shape, bool)
+    np.put_along_axis(found, order, held.cumsum(2) - held / 2 < wanted, 2)
     return found

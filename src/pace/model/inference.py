@@ -107,8 +107,8 @@ def infer(
 ) -> Posterior:
     """The E-step of a batch: sweep over φ and γ until γ moves by less than `tol` of its sum, image by image.
 
-    Learning, refining, selecting and explaining all call this. Without `patches` only γ is worked out, and the log-likelihood
-    may lack what all concepts share. If the log-likelihood requires a gradient, so does γ.
+    Learning, selecting and explaining all call this. Without `patches` only γ is worked out, and the log-likelihood may lack
+    what all concepts share.
     """
     kernel = None if pull is not None else _kernel(log_likelihood)
     if kernel is not None:
@@ -171,7 +171,7 @@ def _sweep(
             fresh_field = fresh_field + pull(phi_bar) / tokens
         field = torch.where(active[:, None], fresh_field, field)  # a converged image keeps the φ it converged with
         change = None if reference is None else field - reference
-        if change is None or float((change.amax() - change.amin()).detach()) > reach:
+        if change is None or float(change.amax() - change.amin()) > reach:
             reference, change = field, torch.zeros_like(field)
             phi, log_norm = _exponential(log_likelihood, reference.to(dtype), 1 - 2 * reach)
         assert phi is not None
@@ -180,7 +180,7 @@ def _sweep(
         norm = torch.bmm(factor[:, None], phi.mT).squeeze(1)  # several times as fast as φ by a column
         sums = (torch.bmm(reduce / norm[:, None], phi) * factor[:, None]).double()
         fresh = alpha + sums[:, 0]
-        moved = (fresh - gamma).detach().abs().sum(1) / fresh.detach().sum(1)
+        moved = (fresh - gamma).abs().sum(1) / fresh.sum(1)
         gamma = torch.where(active[:, None], fresh, gamma)
         phi_bar = torch.where(active[:, None], sums[:, -1] / tokens, phi_bar)
         active = active & (moved > tol)
@@ -205,18 +205,16 @@ def _exponential(log_likelihood: Tensor, field: Tensor, smallest: float) -> tupl
     Nowhere so small that it would be subnormal: those numbers are ten times as slow.
     """
     # Less its largest first, which is exact where it matters: beside a log-likelihood of -1000 the field would lose its digits.
-    largest = log_likelihood.detach().amax(2)
+    largest = log_likelihood.amax(2)
     phi = (log_likelihood - largest[:, :, None]).add_(field[:, None])
-    scale = phi.detach().amax(2)
+    scale = phi.amax(2)
     phi.sub_(scale[:, :, None])
-    phi = phi.clamp_min(smallest).exp() if phi.requires_grad else phi.clamp_min_(smallest).exp_()
-    return phi, largest.double() + scale
+    return phi.clamp_min_(smallest).exp_(), largest.double() + scale
 
 
 def _kernel(log_likelihood: Tensor) -> ModuleType | None:
     """The sweeps of triton_sweeps.py, where they can run."""
-    on_gpu = log_likelihood.device.type == "cuda" and log_likelihood.dtype == torch.float32
-    if not on_gpu or log_likelihood.requires_grad:
+    if log_likelihood.device.type != "cuda" or log_likelihood.dtype != torch.float32:
         return None
     try:
         from pace.model import triton_sweeps

@@ -68,14 +68,24 @@ def application(session: Session, token: str, port: int) -> Guard:
         async def answer(request: Request) -> Response:
             with queue.place() as run:
                 asked = await _asked(request, pattern)
-                return JSONResponse(await run(partial(task, **{name: asked[name] for name in pattern})))
+                made = request.headers.get("revision", str(session.revision))
+                return JSONResponse(await run(partial(answered, made, task, {name: asked[name] for name in pattern})))
 
         return Route(f"/{task.__name__}", answer, methods=["POST"])
+
+    def answered(made: str, task: Callable[..., Any], asked: dict[str, Any]) -> dict[str, Any]:
+        """`made` is the revision of the page that asks: its concepts may not be those of now."""
+        found: dict[str, Any] = task(**asked) if made == str(session.revision) else {"outdated": True}
+        return found
+
+    def current() -> dict[str, Any]:
+        return {}
 
     routes = [
         Route("/", page),
         Route("/add", add, methods=["POST"]),
         question(session.without, {"picture": int, "concepts": [int], "compare": bool}),
+        question(current, {}),
         question(session.change, {"do": str, "what": [int | str], "name": str}),
     ]
     handlers = {Refused: _said, HTTPException: _said_by_http, ClientDisconnect: _gone, Exception: _unexpected}

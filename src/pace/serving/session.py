@@ -16,7 +16,7 @@ from torch import Tensor
 from pace.ablation import hide_somehow, take_away
 from pace.explanation import Array
 from pace.files import DamagedFile
-from pace.images import ImageSet, UnreadableImageError, decode, normalize, to_float
+from pace.images import ByName, ImageSet, Perturbation, UnreadableImageError, decode, normalize, to_float
 from pace.images.preparation import resize_and_crop
 from pace.metrics.hiding import Hiding
 from pace.metrics.inputs import patches_of
@@ -37,6 +37,7 @@ _NARROW = 20  # times as long as wide; the model would see a tiny part of it, en
 _CLASSES = 5  # listed when concepts are taken away
 _SHEET = 19_000_000  # characters of the set's pictures, as in a report
 _LONGEST = 120  # characters of a name
+_WHOLE = np.array([[0, 0, 1, 1]], np.float32)  # what a picture shows of itself
 
 
 class Refused(ValueError):
@@ -60,7 +61,9 @@ class _Added:
 
     name: str
     explanation: ModelExplanation
+    moved: ModelExplanation  # of its perturbed view
     picture: str  # WebP in base64
+    moved_picture: str
 
 
 class Session:
@@ -69,14 +72,20 @@ class Session:
     Pictures have numbers: those of the set from 0 on, then those that were added. Nothing is read from disk later.
     """
 
-    def __init__(self, explainer: ModelExplainer, images: ImageSet, observations: Observations, title: str) -> None:
+    def __init__(
+        self, explainer: ModelExplainer, images: ImageSet, views: tuple[Observations, Observations], title: str
+    ) -> None:
+        """`views` are the images as they are, and perturbed by `ByName(Perturbation(), images.names)`."""
         self.explainer, self.images, self.title = explainer, images, title
         how = explainer.backbone.preprocessing
         self._pixels = torch.stack([resize_and_crop(images[number], how) for number in range(len(images))])
-        self._explanation = explainer.explained(images, observations)
-        self._classes = class_names(explainer.class_names, images, observations.n_classes)
+        self._explanation, self._moved = (explainer.explained(images, seen) for seen in views)
+        self._classes = class_names(explainer.class_names, images, views[0].n_classes)
         self._pictures = read_pictures(self._pixels, len(images), None, "images")
-        self._encoded = encode(self._pictures, _SHEET)
+        moved = [_perturbed(pixels, name)[0] for pixels, name in zip(self._pixels, images.names, strict=True)]
+        others = read_pictures(torch.stack(moved), len(images), None, "images")
+        self._encoded = encode([*self._pictures, *others], _SHEET)
+        self.revision = 0  # how often names, hidden concepts or merges were changed
         self._added: dict[int, _Added] = {}
         self._next = len(images)
         self._hidings: dict[int, Hiding] = {}
@@ -90,7 +99,9 @@ class Session:
     def _of_set(self) -> dict[str, Any]:
         model, seen = self.explainer.concepts, self._explanation
         known = contents.learning(model) | contents.trust(self.explainer.scores)
-        return known | contents.of_images(model, self.images, seen.observations, seen, self._classes, self._pictures)
+        known |= contents.of_images(model, self.images, seen.observations, seen, self._classes, self._pictures)
+        known |= contents.beside(seen, self._moved, self._moved.observations, bool(self._classes))
+        return known | {"perturbedPictures": True}
 
     def page(self) -> bytes:
         live = {
@@ -98,6 +109,7 @@ class Session:
             "largest": LARGEST,
             "added": [self._entry(number) for number in self._added],
             "changed": bool(self.explainer.edits.changes),
+            "revision": str(self.revision),
         }
         return render(
             {"title": self.title, "first": None, "without": [], "live": live, **self._contents}, self._encoded
@@ -107,10 +119,12 @@ class Session:
         """Explain a picture, and give it the next number."""
         name = visible(PurePath(name.replace("\\", "/")).name)[:_LONGEST] or "picture"
         pixels = self._read(name, file)
-        explanation = self.explainer.explained(pixels[None], self._observed(pixels))
-        picture = encode(read_pictures(pixels[None], 1, None, "picture"), _SHEET)[0]
+        view, crop = _perturbed(pixels, name)
+        seen = self._observed(torch.stack([to_float(pixels), view]), np.concatenate([_WHOLE, crop]))
+        explanation, moved = (self.explainer.explained(pixels[None], seen[[row]]) for row in range(2))
+        picture, other = (encode(read_pictures(one[None], 1, None, "picture"), _SHEET)[0] for one in (pixels, view))
         number, self._next = self._next, self._next + 1
-        self._added[number] = _Added(name, explanation, picture)
+        self._added[number] = _Added(name, explanation, moved, picture, other)
         for oldest in list(self._added)[:-_KEPT]:
             del self._added[oldest]
         return self._entry(number)
@@ -128,11 +142,11 @@ class Session:
             raise Refused(f"{name}: {width} x {height} pixels are too narrow a picture", 415)
         return resize_and_crop(pixels, self.explainer.backbone.preprocessing)
 
-    def _observed(self, pixels: Tensor) -> Observations:
+    def _observed(self, images: Tensor, crops: Array) -> Observations:
         """As `observe` has it, which would look at all of the model's weights first to see that they are the same."""
         backbone, known = self.explainer.backbone, self._explanation.observations
-        batch = backbone(normalize(to_float(pixels)[None].to(backbone.device), backbone.preprocessing))
-        return Observations(*batch, grid=known.grid, prefix_tokens=known.prefix_tokens, origin=known.origin)
+        batch = backbone(normalize(images.to(backbone.device), backbone.preprocessing))
+        return Observations(*batch, known.grid, known.prefix_tokens, crops=crops, origin=known.origin)
 
     def _entry(self, number: int) -> dict[str, Any]:
         """An added picture as the page has those of the set."""
@@ -140,7 +154,9 @@ class Session:
         seen = one.explanation
         pointed = int((seen.theta @ self.explainer.concepts.label_head_).argmax()) if self._classes else None
         view = contents.view(seen, seen.observations, bool(self._classes))
-        return {"number": number, "name": one.name, "picture": one.picture, "view": view, "pointed": pointed}
+        moved = contents.beside(seen, one.moved, one.moved.observations, bool(self._classes))
+        known = {"number": number, "name": one.name, "picture": one.picture, "view": view, "pointed": pointed}
+        return known | {"moved": {"picture": one.moved_picture, **moved}}
 
     def without(self, picture: int, concepts: Sequence[int], compare: bool) -> dict[str, Any]:
         """The likeliest classes of a picture without some concepts; to `compare`, also without as much elsewhere."""
@@ -181,11 +197,13 @@ class Session:
         except ValueError as error:
             raise Refused(str(error)) from error
         if explainer.edits.merges != merges:
-            self._explanation = self._again(self._explanation)
+            self._explanation, self._moved = self._again(self._explanation), self._again(self._moved)
             self._added = {
-                number: replace(one, explanation=self._again(one.explanation)) for number, one in self._added.items()
+                number: replace(one, explanation=self._again(one.explanation), moved=self._again(one.moved))
+                for number, one in self._added.items()
             }
         self._contents = self._of_set()
+        self.revision += 1
         return {"said": said}
 
     def _again(self, explanation: ModelExplanation) -> ModelExplanation:
@@ -208,6 +226,12 @@ class Session:
         for oldest in list(self._hidings)[:-_READY]:
             del self._hidings[oldest]
         return hiding
+
+
+def _perturbed(pixels: Tensor, name: str) -> tuple[Tensor, Array]:
+    """A picture's perturbed view (3, H, W) in [0, 1], and its crop (1, 4), as `pace report` has them."""
+    perturb = ByName(Perturbation(), [name])
+    return perturb(to_float(pixels)[None], [0])[0], perturb.crops([0], (pixels.shape[1], pixels.shape[2]))
 
 
 def _phi(explanation: ModelExplanation, row: int) -> Array:

@@ -132,7 +132,7 @@ def tabs(browser):
             page.on("console", lambda message: complaints.append(f"console: {message.text}"))
             page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
             page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-            page.on("request", lambda request: complaints.append(f"request: {request.url[:80]}"))
+            page.on("request", lambda request: complaints.append(f"request: {request.url[:200]}"))
         return pages[key]
 
     return SimpleNamespace(open=tab, complaints=complaints)

@@ -19,8 +19,6 @@ def compare(
     other: Annotated[str, typer.Argument(metavar="B", help="Another one, of the same model or of a different one.")],
     images: Annotated[str | None, _IMAGES] = None,
     device: options.Device = "auto",
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> dict[str, Any]:
     """Say which concepts of two fits are the same.
 

@@ -46,8 +46,6 @@ def name(
     words: Annotated[str | None, _WORDS] = None,
     clip: Annotated[str | None, _CLIP] = None,
     device: options.Device = "auto",
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> dict[str, Any]:
     """Name, hide or merge concepts; without a change, list them.
 
@@ -96,8 +94,6 @@ def find(
     fit_run: Annotated[str | None, options.RUN] = None,
     clip: Annotated[str | None, _CLIP] = None,
     device: options.Device = "auto",
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> dict[str, Any]:
     """Find the concepts that a text suits, by an image-text model.
 

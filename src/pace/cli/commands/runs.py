@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pace.cli import options
 from pace.cli.fits import evaluations_of, scored_by
 from pace.cli.output import say, table
 from pace.cli.runs import RUNS, Run, all_runs
@@ -15,9 +14,7 @@ from pace.cli.runs import RUNS, Run, all_runs
 _FOLDER = typer.Argument(metavar="FOLDER", help="The folder that holds the runs.")
 
 
-def runs(
-    folder: Annotated[Path, _FOLDER] = RUNS, json: options.Json = False, debug: options.Debug = False
-) -> dict[str, Any]:
+def runs(folder: Annotated[Path, _FOLDER] = RUNS) -> dict[str, Any]:
     """List the runs there are, and whether to believe them.
 
     \b

@@ -23,10 +23,8 @@ _RUN = typer.Argument(metavar="RUN", help="Folder of a `pace fit`.", show_defaul
 _IMAGES = typer.Option(
     metavar="FOLDER|NAME", help="Pictures to begin with.", show_default="those of the fit, or their test split"
 )
-_LIMIT = typer.Option(min=1, metavar="NUMBER", help="Begin with a random sample of this many.")
-_PORT = typer.Option(
-    min=0, max=65535, metavar="NUMBER", help="Of the address, for a tunnel.", show_default="any that is free"
-)
+_LIMIT = typer.Option(min=1, help="Begin with a random sample of this many.")
+_PORT = typer.Option(min=0, max=65535, help="Of the address, for a tunnel.", show_default="any that is free")
 _MODEL = typer.Option("--model", metavar="PATH", help="Where the run's model is, if it has moved.")
 
 
@@ -40,8 +38,6 @@ def serve(
     model: Annotated[str | None, _MODEL] = None,
     max_pixels: options.MaxPixels = None,
     device: options.Device = "auto",
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> dict[str, Any]:
     """A live page, on this machine alone: drop a picture on it.
 
@@ -81,7 +77,10 @@ def _session(
         raise Problem("the images of this run were given in Python; name some with --images")
     shown = open_images(choice)
     with TemporaryDirectory() as folder:
-        seen, _ = found.observe(shown, False, Run(Path(folder), {}))
+        seen, perturbed = found.observe(shown, True, Run(Path(folder), {}), others=found.evaluations()[-1:])
+    assert perturbed is not None
     say(found.in_use)
     with busy("making the page"):
-        return Session(found.fitted, shown, seen, f"What the transformer sees in {Path(choice.images).name}")
+        return Session(
+            found.fitted, shown, (seen, perturbed), f"What the transformer sees in {Path(choice.images).name}"
+        )

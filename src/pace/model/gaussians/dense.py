@@ -199,9 +199,8 @@ class Distances:
         self._means, self._factors = means, factors
         self._shift = torch.bmm(means[:, None], factors).squeeze(1)
         self._on_cpu = means.device.type == "cpu" and means.dtype == torch.float32
-        self.screened_from = (
-            8192 if self._on_cpu and _cpu_has_bfloat16() else math.inf
-        )  # patches, from which `rough` pays
+        # Patches, from which `rough` pays.
+        self.screened_from = 8192 if self._on_cpu and _cpu_has_bfloat16() else math.inf
 
     def read(self, x: Tensor) -> Tensor:
         """Patches as the other methods take them."""

@@ -309,9 +309,8 @@ class Search:
                 likelihood, weights, alpha, start,
                 max_sweeps=settings.max_sweeps, tol=settings.sweep_tol, patches=False,
             )  # fmt: skip
-            last = infer(
-                likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1
-            )  # φ that goes with this γ
+            # φ that goes with this γ.
+            last = infer(likelihood, weights, alpha, (settled.counts, start[1]), max_sweeps=1)
             owners.append(last.phi.argmax(2).flatten())
         owner, weight = torch.cat(owners), self._sample.weights
         clusters = Clusters.of(self._sample.x, weight, Grouping(owner, k), self._spread)

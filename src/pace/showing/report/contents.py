@@ -96,6 +96,16 @@ def _part_intervals(explanation: Explanation) -> dict[str, Any]:
     return {"partLow": packed(low, "u16", 65535), "partHigh": packed(high, "u16", 65535)}
 
 
+def beside(
+    explanation: Explanation, perturbed: Explanation, observations: Observations, with_predictions: bool
+) -> dict[str, Any]:
+    """The perturbed view, and what follows from what it shows of the picture, if that is known."""
+    shown = {"perturbed": view(perturbed, observations, with_predictions)}
+    if observations.crops is None:
+        return shown
+    return shown | followed(explanation, perturbed, observations.crops[:], grid_of(observations))
+
+
 def followed(explanation: Explanation, perturbed: Explanation, crops: Array, grid: tuple[int, int]) -> dict[str, Any]:
     """The patch of the picture that each patch of a perturbed view shows, and the images that tell most about them.
 

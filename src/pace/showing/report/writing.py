@@ -87,9 +87,7 @@ def write_report(
         if perturbed.shape != observations.shape or perturbed.grid != observations.grid:
             raise ValueError(f"perturbed: expected the same images as {observations}; found {perturbed}")
         moved = _explained(model, perturbed, None)
-        data["perturbed"] = contents.view(moved, perturbed, bool(names))
-        if perturbed.crops is not None:
-            data |= contents.followed(shown, moved, perturbed.crops[:], data["grid"])
+        data |= contents.beside(shown, moved, perturbed, bool(names))
     if perturbed_images is not None:
         if perturbed is None:
             raise ValueError("perturbed_images: needs perturbed, the observations of these images, as well")

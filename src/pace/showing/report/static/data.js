@@ -11,6 +11,13 @@ function unpack({ kind, base64 }) {
   return new Kind(bytes.buffer);
 }
 
+function joined(some, more) {
+  const all = new some.constructor(some.length + more.length);
+  all.set(some);
+  all.set(more, some.length);
+  return all;
+}
+
 const [ROWS, COLUMNS] = data.grid;
 const PATCHES = ROWS * COLUMNS;
 const TOKENS = PATCHES + data.prefix;
@@ -37,19 +44,15 @@ const FIELDS = ["theta", "low", "high", "concept", "phi", "weight", ...(PARTS ? 
 class View {
   constructor(name, packed, firstPicture) {
     this.name = name;
-    this.firstPicture = firstPicture;
+    this.pictures = pictures.slice(firstPicture, firstPicture + IMAGES);
     this.predictions = packed.predictions;
     this.kept = packed.kept;
     for (const field of FIELDS) this[`_${field}`] = unpack(packed[field]);
   }
-  append(packed) {
+  append(packed, picture) {
+    this.pictures.push(picture);
     this.predictions?.push(...packed.predictions);
-    for (const field of FIELDS) {
-      const [old, more] = [this[`_${field}`], unpack(packed[field])];
-      const joined = this[`_${field}`] = new old.constructor(old.length + more.length);
-      joined.set(old);
-      joined.set(more, old.length);
-    }
+    for (const field of FIELDS) this[`_${field}`] = joined(this[`_${field}`], unpack(packed[field]));
   }
   theta(m, k) { return this._theta[m * CONCEPTS + k] / 65535; }
   low(m, k) { return this._low[m * CONCEPTS + k] / 65535; }
@@ -88,7 +91,7 @@ class View {
     const maps = kindsOf[p].map((k) => this.map(m, k));
     return Float32Array.from({ length: PATCHES }, (_, patch) => maps.reduce((sum, map) => sum + map[patch], 0));
   }
-  picture(m) { return `data:${data.picture.type};base64,${pictures[this.firstPicture + m]}`; }
+  picture(m) { return `data:${data.picture.type};base64,${this.pictures[m]}`; }
 }
 
 const original = new View("original", data.original, 0);
@@ -96,7 +99,7 @@ const original = new View("original", data.original, 0);
 const perturbed = data.perturbed && new View("perturbed", data.perturbed, IMAGES);
 const hasPerturbedPictures = data.perturbedPictures;
 const pictured = hasPerturbedPictures ? [original, perturbed] : [original];
-const places = data.places && unpack(data.places);
+let places = data.places && unpack(data.places);
 
 /** The patch of the picture at the place that a patch of its perturbed view shows. */
 const placeOf = (m, patch) => places[m * PATCHES + patch];

@@ -3,15 +3,27 @@
 const numbers = []; // the server's numbers of the pictures that were added
 const numberOf = (m) => (m < IMAGES ? m : numbers[m - IMAGES]);
 
-/** Ask the server; what it refuses is an error with its reason. */
+const SAID = "said"; // what is told once the page has been loaded again
+
+/** Ask the server; what it refuses is an error with its reason. If concepts were changed in another tab, the page is loaded again. */
 async function ask(path, body) {
-  const answer = await fetch(path, { method: "POST", body }).catch(() => {
+  const answer = await fetch(path, { method: "POST", body, headers: { revision: data.live.revision } }).catch(() => {
     throw new Error("pace serve does not answer. Is it still running?");
   });
   const found = await answer.json().catch(() => ({ error: `pace serve answers ${answer.status}` }));
   if (!answer.ok) throw new Error(found.error);
+  if (found.outdated) {
+    sessionStorage.setItem(SAID, "Concepts were changed in another tab");
+    location.reload();
+    await new Promise(() => {});
+  }
   return found;
 }
+
+/** A tab that is looked at again shows what was changed in others meanwhile. */
+const catchUp = () => document.visibilityState === "visible" && ask("current", "{}").catch(() => {});
+addEventListener("focus", catchUp);
+document.addEventListener("visibilitychange", catchUp);
 
 // -- what is going on, below the page ----------------------------------------------------------------------------------
 
@@ -41,13 +53,14 @@ async function waiting(text, promise) {
 // -- pictures ----------------------------------------------------------------------------------------------------------
 
 /** One more entry of the Images view. */
-function addPicture({ number, name, picture, view, pointed }) {
+function addPicture({ number, name, picture, view, pointed, moved }) {
   const m = data.names.length;
   data.names.push(name);
   data.pointed?.push(pointed);
-  pictures[m] = picture;
   numbers.push(number);
-  original.append(view);
+  original.append(view, picture);
+  perturbed.append(moved.perturbed, moved.picture);
+  places = joined(places, unpack(moved.places));
   areas.clear();
   for (const { test, images } of FAULTS.values()) if (test(m)) images.add(m);
   return m;
@@ -209,8 +222,6 @@ data.live.added.forEach(addPicture);
 
 // -- names, hidden and merged concepts ---------------------------------------------------------------------------------
 
-const SAID = "said"; // of the change that the page was loaded again for
-
 let isChanging = false;
 async function change(what, ...how) {
   if (isChanging) return; // a second click on Undo would undo the one before, unseen
@@ -261,6 +272,6 @@ const hiddenLinks = () => hiddenConcepts.length > 0 && note("Hidden: ", hiddenCo
 const said = sessionStorage.getItem(SAID);
 sessionStorage.removeItem(SAID);
 if (said) {
-  const line = h("p", { role: "status" }, said, h("span", { class: "tools" }, said.startsWith("Undone") ? null : undoButton(), action("Close", () => line.remove())));
+  const line = h("p", { role: "status" }, said, h("span", { class: "tools" }, /^(Undone|Concepts)/.test(said) ? null : undoButton(), action("Close", () => line.remove())));
   tray.append(line);
 }
