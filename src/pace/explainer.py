@@ -63,7 +63,7 @@ class PACE(Learned):
     refine : int or "auto"
         Steps, after EM, in which faithfulness and stability shape the kinds of parts (docs/parts.md); flat concepts stay as
         they are. Needs "tied" covariances, the exact rules, and predictions or perturbed views. "auto" is 600 steps with
-        these three and 20 images for every concept, else 0.
+        these three and at least 100 images, else 0.
     minibatch : int or None
         Learn online from this many images at a time (online variational Bayes): nothing is kept of an image, so memory does
         not grow with their number. None learns from all images in every epoch.

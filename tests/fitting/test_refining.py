@@ -54,8 +54,7 @@ def test_refining_says_what_it_needs(parameters, message):
     [
         (1000, {}, True, 600, True),
         (999, {}, True, 600, False),
-        (80, {}, True, 600, False),  # 20 for every concept
-        (79, {}, True, 0, False),
+        (99, {}, True, 0, False),
         (1000, {}, False, 0, False),
         (1000, {"covariance": "diag"}, True, 0, False),
         (1000, {"updates": "paper"}, True, 0, False),

@@ -148,7 +148,7 @@ def test_phi_gamma_and_psi_are_the_rules_of_the_docstring_in_float64():
 def fitted():
     seen, part, concept = birds(120)
     perturbed = birds(120, view=1)[0]
-    model = PACE(PARTS * KINDS, parts=PARTS, seed=0, refine=600, device="cpu").fit(seen, perturbed=perturbed)
+    model = PACE(PARTS * KINDS, parts=PARTS, seed=0, device="cpu").fit(seen, perturbed=perturbed)
     return model, seen, perturbed, part, concept
 
 

@@ -21,8 +21,7 @@ RANK = 16  # directions of a "low_rank" covariance: a round number, not tuned
 
 _TOL = 1e-4  # nats per patch and epoch: EM stops when the bound rises by less
 _PARTS = 8  # if there are enough concepts: fewer make one of the whole object, more move with every crop
-_REFINING_STEPS = 600  # unless told otherwise
-_EACH = 20  # images for every concept before kinds are refined: fewer are soon known by heart
+_REFINING_STEPS, _SOME_IMAGES = 600, 100  # unless told otherwise; kinds of fewer images are not refined
 _MANY_IMAGES = 1000  # before it prunes by itself, or learns flat concepts without perturbed views
 _FEWEST_NESTED = 12  # concepts; fewer leave no room for kinds
 _SHARE_OF_GPU = 0.9  # of its free memory, unless told otherwise
@@ -124,8 +123,7 @@ def plan_of(model: PACE, observations: Observations, perturbed: Observations | N
 
 def _refining_steps(model: PACE, observations: Observations, perturbed: Observations | None, known: bool) -> int:
     if isinstance(model.refine, str):
-        enough = _MANY_IMAGES if isinstance(model.n_concepts, str) else _EACH * model.n_concepts
-        return _REFINING_STEPS if known and len(observations) >= enough else 0
+        return _REFINING_STEPS if known and len(observations) >= _SOME_IMAGES else 0
     if model.refine and model.parts in (None, "none"):
         raise ValueError("refine: only kinds of parts are refined; leave it out, or parts=None")
     if model.refine and not observations.n_classes and perturbed is None:
