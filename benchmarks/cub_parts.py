@@ -148,9 +148,10 @@ def main() -> None:
     print("|---|" + "---|" * len(arguments.concepts))
     for title, figures in floors(points, arguments.concepts):
         print(line(title, figures, arguments.concepts), flush=True)
-    for layer in sorted({chosen, *(Backbone(last.model, layer).layer for layer in arguments.layers)}):
-        backbone = Backbone(last.model, layer, attention_layer=-1)
-        block = f"block {layer}" + ", the rule's" * (layer == chosen)
+    places = {Backbone(last.model, layer).blocks for layer in (*arguments.layers, chosen)}
+    for blocks in sorted(places):
+        backbone = Backbone(last.model, blocks if len(blocks) > 1 else blocks[0], attention_layer=-1)
+        block = f"block {' and '.join(map(str, blocks))}" + ", the rule's" * (backbone.place == chosen)
         for title, figures in learned(backbone, train, test, points, arguments.concepts, seeds, batch_size):
             print(line(f"{title} ({block})", figures, arguments.concepts), flush=True)
     for title, figures in PRINTED.items():

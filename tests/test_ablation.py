@@ -116,14 +116,14 @@ def test_the_shortcut_is_listed_and_what_does_not_make_the_class_is_not(biased):
     objects = np.zeros((len(images), 4, 4))
     objects[:, 1:3, 1:3] = 1
     found = pace.shortcuts(backbone, concepts, images, objects=objects)
-    assert [(one.concept, one.label) for one in found] == [(tag, 1)]
-    (one,) = found
-    assert one.taken - one.elsewhere >= 0.5
+    assert (found[0].concept, found[0].label) == (tag, 1)  # the object itself may follow, which class 1 alone has
+    assert all(one.taken - one.elsewhere >= 0.5 for one in found)
+    one = found[0]
     assert one.outside > 0.5
     assert one.alone >= 0.9
     every = pace.shortcuts(backbone, concepts, images, objects=objects, least=-1)
-    assert found[0] == every[0]
-    assert len(every) > 1
+    assert found == every[: len(found)]
+    assert len(every) > len(found)
     assert all(one.outside > 0.5 or one.alone >= 0.9 for one in every)
 
 

@@ -158,7 +158,7 @@ def test_explain_says_what_the_library_says(elsewhere: Path, workshop: Path, bac
     from pace.images import Folder
 
     document = invoke("explain", "shop/flat", "--run", "shop/fit", "--level", "0.8", "--json").document
-    seen = backbone().observe(Folder(workshop / "flat"))
+    seen = backbone(record(workshop / "fit")["model"]["layer"], attention_layer=-1).observe(Folder(workshop / "flat"))
     expected = PACE.load(workshop / "fit" / "concepts.safetensors", device="cpu").explain(seen)
     low, high = expected.interval(0.8)
     found = document["results"]["images"]
@@ -181,7 +181,9 @@ def test_cls_counts_as_a_patch_only_on_request_and_then_everywhere(elsewhere: Pa
     assert invoke(*FIT, "--cls", "--out", "counted").code == 0
     found = invoke("explain", "shop/flat", "--run", "counted", "--json").document["results"]["images"]
     concepts = PACE.load(elsewhere / "counted" / "concepts.safetensors", device="cpu")
-    expected = concepts.explain(backbone(count_cls=True).observe(Folder(workshop / "flat"))).theta
+    blocks = record(elsewhere / "counted")["model"]["layer"]
+    counted = backbone(blocks, attention_layer=-1, count_cls=True)
+    expected = concepts.explain(counted.observe(Folder(workshop / "flat"))).theta
     np.testing.assert_allclose([image["theta"] for image in found], expected, atol=1e-4)
     again = invoke("fit", "--config", "counted", "--json").document
     assert again["model"]["count_cls"] is True

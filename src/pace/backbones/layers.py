@@ -88,7 +88,8 @@ def choose_layer(
     ----------
     model, images
         As `Backbone` and `observe` take them, with `data_root` for a dataset's name. Of more than 64 images, 64 are
-        drawn with `seed` (fewer if their blocks take more than 2 GB); a DataLoader is used in full.
+        drawn with `seed` (fewer if their blocks take more than 2 GB); a DataLoader is used in full. Images with names are
+        perturbed by these.
     report
         Called with one line that says which block was chosen and why.
     """
@@ -98,7 +99,8 @@ def choose_layer(
     if isinstance(images, (Tensor, ImageSet)):
         rows = _sample(blocks, len(images), seed)
         images = images[rows] if isinstance(images, Tensor) else images.subset(rows)
-    return _best(blocks, *observe_pair(blocks, images, seed=seed, batch_size=batch_size), report)[0]
+    perturb = ByName(Perturbation(seed), images.names) if isinstance(images, ImageSet) else Perturbation(seed)
+    return _best(blocks, *observe_pair(blocks, images, perturb=perturb, batch_size=batch_size), report)[0]
 
 
 def look_for_layer(
@@ -112,10 +114,7 @@ def look_for_layer(
     head: Head | None = None,
     pooled: bool = False,
 ) -> tuple[int | tuple[int, int], Known]:
-    """`choose_layer`, and what was seen at the chosen blocks, so that these images need not be decoded and run again.
-
-    They are perturbed by their names.
-    """
+    """`choose_layer`, and what was seen at the chosen blocks, so that these images need not be decoded and run again."""
     blocks = _considered(model, count_cls, head, pooled)
     rows = _sample(blocks, len(images), seed)
     chunks = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
