@@ -91,6 +91,19 @@ def test_later_commands_run_the_model_on_nothing_it_has_seen(elsewhere: Path, co
     assert count()[1] == 7  # others are new
     assert invoke("explain", "shop/flat/0.png", *run, "--no-ablation").code == 0
     assert count()[1] == 1  # the examples beside it were seen by the fit
+    for folder in ("original", "perturbed"):  # what does not say how it was perturbed is not used
+        index = elsewhere / "scores" / folder / "index.json"
+        index.write_text(index.read_text().replace('"perturbation"', '"x"'))
+    assert invoke("report", *run, "--evaluation", "scores", "--limit", "8", "--out", "again").code == 0
+    assert count()[1] == 16
+
+
+def test_scores_that_do_not_say_of_which_fit_are_of_none(elsewhere: Path):
+    assert invoke("evaluate", "--run", "shop/fit", "--bootstrap", "0", "--out", "scores").code == 0
+    record = elsewhere / "scores" / "run.json"
+    record.write_text(record.read_text().replace('"fit_run"', '"x"'))
+    assert invoke("explain", "shop/flat/0.png", "--run", "shop/fit", "--no-ablation").code == 0
+    assert "no scores of shop/fit" in invoke("report", "--run", "shop/fit", "--evaluation", "scores").error
 
 
 def test_a_fit_on_what_another_fit_saw_is_the_same_fit(elsewhere: Path, workshop: Path, count: Counted):

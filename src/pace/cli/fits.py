@@ -172,7 +172,7 @@ def fingerprint_of(run: Run) -> str:
 def evaluations_of(run: Run, runs: Sequence[Run]) -> list[Run]:
     """Those of some runs of `pace evaluate` that scored the fit in this folder, oldest first."""
     ours = str(run.folder.resolve())
-    return [one for one in runs if one.record["configuration"]["fit_run"] == ours and one.record["results"]]
+    return [one for one in runs if one.record["configuration"].get("fit_run") == ours and one.record["results"]]
 
 
 def scored_by(run: Run, evaluations: Sequence[Run]) -> Run | None:

@@ -246,7 +246,7 @@ def _same_views(run: Run, seed: int, pairs: bool) -> bool:
     from pace.images import ByName, Perturbation
 
     wanted = ByName(Perturbation(seed), ()).fingerprint()
-    return not pairs or any(store.fingerprint["perturbation"] == wanted for store in _stores(run))
+    return not pairs or any(store.fingerprint.get("perturbation") == wanted for store in _stores(run))
 
 
 def in_memory(views: Views, device: torch.device) -> Views:
