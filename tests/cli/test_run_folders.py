@@ -167,6 +167,22 @@ def test_a_run_that_is_stopped_while_it_is_made_again_keeps_its_earlier_results(
     assert invoke("explain", "shop/flat/0.png", "--run", "run").code == 0
 
 
+def test_observations_that_are_added_to_can_be_used_however_that_ends(elsewhere: Path, monkeypatch):
+    from pace.cli.commands import extract
+
+    command = ("extract", "--images", "shop/photos", "--model", "color", "--no-pairs", "--out", "kept")
+    assert invoke(*command).code == 0
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "observe_once", stopped)
+        assert invoke(*command).code != 0
+    assert runs.read_record(Path("kept"))["results"]["images"] == 12
+    assert invoke(*command).code == 0
+
+
 def test_a_run_that_was_killed_while_its_record_was_first_written_begins_anew(elsewhere: Path):
     (elsewhere / "run").mkdir()
     for name in ("lock", "run.json.tmp"):

@@ -110,6 +110,8 @@ def _recorded(ctx: typer.Context, folder: Path, device: torch.device | None, abo
         "results": earlier_results(ctx, folder, about),  # they stay until there are others
         "warnings": ctx.obj.warnings,
     }
+    if record["results"] and (model := read_record(folder).get("model")):
+        record["model"] = model  # of which they are
     run = Run(folder, record)
     run.save()
     try:
